@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 VERSION = "3.8.1"  # the version of mutmut
 WHOLE_LOOP = ("tests/loop/test_loop.py", "tests/loop/test_run_files.py")
 SUITE = "tests/strategies/test_strategies.py::test_every_strategy_passes_the_suite"
+LIVE = "tests/analysis/test_viewer.py::test_the_live_server_answers_this_machine_and_nothing_else"
 
 
 class Module(NamedTuple):
@@ -69,17 +70,20 @@ MODULES = {
         "rollout/agent.py rollout/batch_scheduler.py rollout/limits.py rollout/utilization.py",
         *("rollout", "ahead", "comparable", *WHOLE_LOOP),
     ),
-    "initial": module("loop/initial.py", *WHOLE_LOOP),
-    "run": module("loop/run.py", "logs", *WHOLE_LOOP),
+    "initial": module("loop/initial.py", "run", "leakage", *WHOLE_LOOP),
+    "run": module("loop/run.py", "run", "logs", *WHOLE_LOOP),
     "collect": module("loop/collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),
     "evaluate": module("loop/evaluate.py", "evaluate", "scores", *WHOLE_LOOP),
     "health": module("records/health.py", "health", "step_numbers", *WHOLE_LOOP),
     "explorers": module(
-        "explorers/*.py explorers/scripted/*.py explorers/llm/*.py",
-        *("evidence", "scripted", "explorers", "llm_explorer", "demonstrator"),
+        "explorers/*.py explorers/*/*.py",
+        *("evidence", "scripted", "explorers", "wording", "policy_explorer", "llm_explorer", "demonstrator"),
     ),
-    "comparison": module("comparison/*.py", "comparison", "comparable", "stats"),
-    "analysis": module("analysis/*.py", "run_read", "report", "stats", "summary", "comparison", "scores"),
+    "comparison": module("comparison/*.py", "comparison", "comparison_tables", "comparable", "stats"),
+    "analysis": module(
+        "analysis/*.py",
+        *("run_read", "report", "stats", "summary", "comparison", "comparison_tables", "scores", LIVE),
+    ),
 }
 EXCLUDED = (  # start whole programs, which take minutes, or do not see the mutants
     "test_cells_run_fail_by_name_and_go_on",
@@ -92,6 +96,7 @@ _FILES = flags.DEFINE_list("files", [], "Patterns of the files to mutate, in pla
 _TESTS = flags.DEFINE_list(
     "tests", [], "With --files: test files, or tests as FILE::NAME, that may find the mutants."
 )
+_SKIP = flags.DEFINE_list("skip", [], "Tests whose names contain one of these stay out: slow ones, say.")
 _TOOL = flags.DEFINE_string("tool", str(ROOT / "runs" / "mutmut"), "Virtual environment of mutmut.")
 _SAMPLE = flags.DEFINE_integer("sample", 300, "How many mutants to try; 0: all.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
@@ -120,7 +125,9 @@ def main(_) -> None:
     patterns, tests = chosen(_ONLY.value, _FILES.value, _TESTS.value)
     python = environment(Path(_TOOL.value))
     copy_tree(folder)
-    configure(folder, patterns, [t for t in tests if (folder / t.partition("::")[0]).exists()])
+    (folder / "mutants").mkdir(exist_ok=True)  # Python never looks again into a PYTHONPATH that is not there
+    there = [t for t in tests if (folder / t.partition("::")[0]).exists()]
+    configure(folder, patterns, there, [*EXCLUDED, *_SKIP.value])
     # With a name that no mutant has it makes the mutants, learns which test calls what, and stops.
     done = mutmut(python, folder, ["none"], _PROCESSES.value, capture_output=True, text=True)
     if "nothing matches" not in done.stderr:
@@ -197,17 +204,15 @@ def copy_tree(folder: Path) -> None:
             shutil.copyfile(ROOT / name, there)
 
 
-def configure(folder: Path, files: list[str], tests: list[str]) -> None:
+def configure(folder: Path, files: list[str], tests: list[str], excluded: list[str]) -> None:
     settings = {
         "source_paths": ["coevolve_jax"],
         "only_mutate": files,
         "also_copy": [p.name for p in folder.iterdir() if p.name not in ("mutants", "tests")],
         "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": [
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            " and ".join(f"not {name}" for name in EXCLUDED),
+            *("-p", "no:cacheprovider"),
+            *("-k", " and ".join(f"not {name}" for name in excluded)),
         ],
         "process_isolation": "forkserver",  # JAX does not survive a fork
         "use_git_change_detection": False,

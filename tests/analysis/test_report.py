@@ -121,6 +121,42 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
     assert view["trajectories"]["task"] == [row["task_id"] for row in rows]
 
 
+def test_the_list_of_trajectories_says_of_each_what_its_file_says(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    files = sorted((path / "trajectories").iterdir())
+    first, *others = lines(files[0])
+    marked = {**first, "valid": False, "reward": 1 / 3, "stop": "truncated", "queries": ["x" * 500, "y"]}
+    silent = {**first, "rollout_index": 7, "queries": []}
+    files[0].write_text("".join(json.dumps(row) + "\n" for row in (marked, *others, silent)))
+    rows = [row for file in files for row in lines(file)]
+    fired = [
+        {"kind": kind, "task_id": task, "rollout_index": index, "step": step, "pattern": pattern}
+        for kind, task, index, step, pattern in (
+            ("rare", first["task_id"], first["rollout_index"], first["step"], "mkdir"),
+            ("boundary", first["task_id"], first["rollout_index"], first["step"], None),
+            ("forgetting", first["task_id"], first["rollout_index"], first["step"] + 1, None),
+            ("forgetting", "another", first["rollout_index"], first["step"], None),
+        )
+    ]
+    (path / "signals.jsonl").write_text("".join(json.dumps(s) + "\n" for s in fired))
+    listed = build(path).view["trajectories"]
+    column = lambda key, of=lambda value: value: [of(row[key]) for row in rows]
+    told = {
+        "step": column("step"),
+        "task": column("task_id"),
+        "rollout": column("rollout_index"),
+        "success": column("success"),
+        "valid": [False] + [True] * (len(rows) - 1),
+        "reward": [0.33333, *column("reward")[1:]],
+        "stop": ["truncated"] + ["done"] * (len(rows) - 1),
+        "tokens": column("policy_tokens"),
+        "calls": column("steps", len),
+        "signals": [["rare: mkdir", "boundary"]] + [[]] * (len(rows) - 1),
+        "query": ["x" * 160, *column("queries", lambda queries: queries[0] if queries else "")[1:]],
+    }
+    assert listed == told and {*told["success"]} == {True, False}
+
+
 def test_every_task_and_every_refusal_leads_to_what_is_behind_it(tmp_path):
     path = fake_workdir(tmp_path / "run")
     found = build(path)

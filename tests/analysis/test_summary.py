@@ -32,6 +32,16 @@ def test_progress_in_a_log_file_is_a_few_lines():
     assert lines[-2] == "step 100/100: reward 0.25, success 50%, signals 3, |D| 140, 2.0 s/step"
 
 
+def test_progress_in_a_log_file_is_at_most_twenty_lines_and_tells_the_last_step():
+    for total in range(1, 130):
+        stream = io.StringIO()
+        progress = summary.Progress(total, stream=stream)
+        for step in range(total):
+            progress.update(row(step))
+        lines = stream.getvalue().splitlines()
+        assert min(total, 10) <= len(lines) <= 20 and f" {total}/{total}: " in lines[-1], total
+
+
 def test_progress_on_a_terminal_is_a_bar_with_notes_above():
     stream = io.StringIO()
     stream.isatty = lambda: True
@@ -58,10 +68,17 @@ SUMMARY = {
 
 
 def test_summary_table_shows_every_block():
-    lines = summary.summary_table(SUMMARY, "runs/x").splitlines()
+    lines = summary.summary_table({**SUMMARY, "held_out_split": "test"}, "runs/x").splitlines()
     text = "\n".join(lines)
     assert "not measured" in text
-    for expected in ("boundary", "50.0%", "refused: does not run", "5 min 00 s", "share of evolution"):
+    for expected in (
+        "Held-out success (40 test tasks)",
+        "boundary",
+        "50.0%",
+        "refused: does not run",
+        "5 min 00 s",
+        "share of evolution",
+    ):
         assert expected in text
     assert text.index("does not run") < text.index("duplicate") and "runs/x/report.html" in text
     rollout, update = (next(line for line in lines if name in line) for name in ("rollout", "update"))

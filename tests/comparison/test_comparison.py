@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from coevolve_jax import preemption
 from coevolve_jax.analysis import stats
@@ -55,8 +56,9 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     assert plan.cells(["static"], [7]) == [Cell("static", 7)]
     start = plan.start_config(TINY, found[2])
     assert (start.seed, start.strategy.name, start.evolution.every) == (3, "static", 5)
-    with pytest.raises(ValueError, match="must each name"):
-        plan.cells(["static", "static"], [0])
+    for arms, seeds in ((["static", "static"], [0]), ([], [0]), (["static"], [])):
+        with pytest.raises(ValueError, match="must each name at least one, and none twice"):
+            plan.cells(arms, seeds)
     for text, why in (("3:1", "at least one seed"), ("-1", "none below 0"), ("0,0,1", "none twice")):
         with pytest.raises(ValueError, match=why):
             plan.parse_seeds(text)
@@ -85,6 +87,24 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
         Cell("static", 0, (("learner.pack_length_buckets", (128, 256)),)).column
         == "static+learner.pack_length_buckets=128+256"
     )
+
+
+def test_a_value_has_the_type_of_its_key_and_a_bool_is_a_word():
+    values = {"false": False, "FALSE": False, "True": True, "true": True}
+    assert {text: plan.parse_value(TINY, "learner.remat", text) for text in values} == values
+    for text in ("", "1", "yes"):
+        with pytest.raises(ValueError, match=f"config.learner.remat cannot be '{text}': it is a bool"):
+            plan.parse_value(TINY, "learner.remat", text)
+
+
+@pytest.mark.parametrize(
+    "tools, balanced, metric", [(("cp",), 1, "weak"), (("cp",), 0, "iid"), ((), 8, "iid"), (None, 8, "iid")]
+)
+def test_weak_tools_are_the_primary_metric_where_held_out_tasks_call_them(tools, balanced, metric):
+    config = override(TINY, {"evaluation.balanced_tasks": balanced}).unlock()
+    if tools is not None:
+        config.testbed = ConfigDict({"weak_tools": tools})
+    assert plan.primary(config) == metric
 
 
 @pytest.mark.parametrize("below", ["", "runs"])
@@ -472,6 +492,13 @@ def test_what_is_not_equal_is_said():
     )
 
 
+def test_five_of_the_missing_cells_are_named():
+    names = [f"oracle, seed {seed}" for seed in range(6)]
+    for count, more in ((5, ""), (6, " ...")):
+        told = f"{count} cells are not finished: {', '.join(names[:5])}{more}."
+        assert told in notes.notes(PLAN, [], names[:count])
+
+
 def test_budgets_are_compared_seed_by_seed_and_arms_are_static_by_what_they_are():
     made = {"random": (80, 40, 0), "coevolve": (40, 80, 0), "static": (0, 0, 0)}
     rows = [budget(name, seed, new_tasks=n) for name, of in made.items() for seed, n in enumerate(of)]
@@ -561,11 +588,13 @@ def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_p
             new_task("a", "boundary", 4, 3, 0.25, ["cp"]),
             new_task("b", "boundary", 24, 3, 0.75, ["cp", "ls"]),
             new_task("c", "rare", 4, 2, None, ["never"]),
+            new_task("d", None, 4, 3, 1.0),  # born of no signal
         ],
         "random": [
             new_task("x", None, 4, 3, 0.5),
             new_task("y", None, 4, 3, 1.0),
             new_task("z", None, 24, 2, 0.0),
+            new_task("own", "rare", 9, 3, 1.0),  # free exploration is not compared with itself
         ],
     }
     for cell in cells:
@@ -635,6 +664,18 @@ def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
     (tmp_path / "cell").mkdir()
     assert cells._run(tmp_path / "cell", tmp_path, set()) is None
+
+
+@pytest.mark.parametrize(
+    "says, told", [("print('first'); print('boom'); ", "boom"), ("", "its log is empty")]
+)
+def test_a_run_that_fails_is_named_with_the_last_line_of_its_log(tmp_path, monkeypatch, says, told):
+    monkeypatch.setattr(cells, "command", lambda *_: [sys.executable, "-c", f"{says}raise SystemExit(3)"])
+    workdir = tmp_path / "cells" / "random" / "seed_0"
+    workdir.mkdir(parents=True)
+    failure = cells._run(workdir, tmp_path, set())
+    assert (failure.name, failure.why) == ("cells/random/seed_0", f"exit status 3: {told}")
+    assert failure.log.read_text().splitlines() == (["first", "boom"] if says else [])
 
 
 def test_a_comparison_that_is_asked_to_end_asks_its_runs(tmp_path, monkeypatch):

@@ -247,6 +247,16 @@ def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(policy, kind
     assert client.ask("explore", [long, ASKED], Action) == [None, Action(tool="ls")]
 
 
+def test_a_question_that_leaves_room_for_its_answer_is_asked_and_a_longer_one_is_not(policy):
+    size = len(policy.chat.question(ASKED.system, ASKED.user))
+    for room, answer in ((32, Action(tool="ls")), (31, None)):
+        said = Saying(policy, '{"tool": "ls"}')
+        client = Client(section(max_length=size + room), policy.chat, said)
+        assert client.ask("explore", [ASKED], Action) == [answer]
+        assert [len(r.ids) for r in said.seen] == ([size] if answer else [])
+        assert client.costs["llm_faults/too_long"] == (answer is None)
+
+
 def test_books_and_what_the_engine_is_asked(policy):
     said = Saying(policy, '{"tool": "ls"}', "no", '{"tool": ""}')
     client = Client(section(temperature=0.5), policy.chat, said)

@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from coevolve_jax.explorers.base import Episode, Goal, Limits
+from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.plans import fulfilled, upcoming
 from coevolve_jax.explorers.scripted.abstractor import (
+    SIZE_SHARES,
     Abstractor,
     candidates,
     describe,
     instruction,
     propose_goals,
+    word,
 )
-from coevolve_jax.explorers.scripted.arguments import OPTIONAL, Bank, fill, vary
+from coevolve_jax.explorers.scripted.arguments import NOUNS, OPTIONAL, Bank, draw, fill, harvest_state, vary
 from coevolve_jax.explorers.scripted.explorer import (
     Explorer,
     changes,
@@ -149,6 +152,19 @@ def test_an_option_is_as_likely_as_its_action_and_not_as_the_ways_to_do_it():
     assert choose(episode(options=options(a=1), avoid=('a({"x": 0}): no',)), pattern) is None
 
 
+@pytest.mark.parametrize("round, varied", [(0, 0.25), (2, 0.65)])
+def test_an_unsteady_task_goes_on_by_its_reference_or_by_another_way_to_do_the_same(round, varied):
+    """Mostly by the reference call itself; 15% of the draws are as free as without a signal."""
+    many = options(a=4, b=1)
+    e = episode("boundary", round=round, options=many, task=file_task(many[1], many[4]))
+    found = Counter(signature(choose(e, pattern)) for _ in range(DRAWS))
+    for call in many:
+        ways = 4 if call.name == "a" else 1
+        wanted = 0.15 / 2 / ways  # both actions are equally likely
+        wanted += 0.85 * varied / 4 * (call.name == "a") + 0.85 * (1 - varied) * (call == many[1])
+        assert found[signature(call)] / DRAWS == pytest.approx(wanted, abs=0.03), call
+
+
 BOX = toolbox(
     [
         schema("open_file", ["file"]),
@@ -238,6 +254,80 @@ def test_values_are_those_of_the_scenario_at_hand_also_where_two_have_one_name()
 # Arguments
 
 
+def parameter(name, description=""):
+    (found,) = toolbox([schema("use", [name], **{name: {"description": description}})])["use"].params
+    return found
+
+
+def weighed(bank, param):
+    values, weights = bank.weigh(param)
+    return dict(zip(values, weights.tolist(), strict=True))
+
+
+def test_values_weigh_by_their_names_and_by_what_the_round_has_shown():
+    folders = {"docs": {"file": "plan"}, "misc": {"file": "memo"}}
+    bank, file = Bank(harvest_state({"disk": {"root": folders}})), parameter("file")
+    # The key has the parameter's name (3) and all its words (2), below two names (1 + 2 * 0.3).
+    assert weighed(bank, file) == pytest.approx({"docs": 0, "misc": 0, "plan": 5 / 1.6, "memo": 5 / 1.6})
+    later = bank.extended([step(0, "cd", {"folder": "docs"}), step(1, "rm", {"file": "memo"}, "no")])
+    entered, failed = 4 * 5 / 1.6, 0.2 * 5 / 1.6
+    assert weighed(later, file) == pytest.approx({"docs": 0, "misc": 0, "plan": entered, "memo": failed})
+    shown = 3 * 5 / 1.3  # an argument of this round, below the arguments as a whole
+    assert weighed(later, parameter("folder"))["docs"] == pytest.approx(shown)
+    towns = {"home_city": "Oslo", "city_town_village": "Bonn", "river": "Rhine"}
+    hinted = weighed(Bank(harvest_state({"map": towns})), parameter("place", "Any city, town or village."))
+    assert hinted == pytest.approx({"Oslo": 0.7, "Bonn": 2 * 0.7, "Rhine": 0})  # two hints count, at most
+
+
+def test_names_of_records_and_of_people_are_values_and_other_keys_are_not():
+    lists = {"users": {"Alice": "u1", "Bob": "u2"}, "owner": {"name": "Eve", "town": "Oslo"}}
+    values = weighed(Bank(harvest_state({"desk": lists})), parameter("user"))
+    assert values.keys() == {"Alice", "Bob", "u1", "u2", "Eve", "Oslo"}
+    assert values["Alice"] == 2 and values["u1"] == pytest.approx(2 / 1.3)
+    deep = Bank(harvest_state({"house": {"root": {"garden": {"gate": {"code": "k9"}}}}}))
+    code = {name: weighed(deep, parameter(name)).get("k9") for name in ("code", "gate", "garden", "root")}
+    below_three = 1 + 3 * 0.3  # only the nearest of the three names above a value says what it is
+    assert code == pytest.approx({"code": 5 / below_three, "gate": 2 / below_three, "garden": 0, "root": 0})
+
+
+def test_a_long_text_gives_five_of_its_words_to_search_for():
+    text = "The seventh quartz stone was lost before another winter, they said in 1910."
+    words, wanted = ("seventh", "quartz", "stone", "lost", "before"), parameter("pattern")
+    assert weighed(Bank(harvest_state({"disk": {"note": text}})), wanted) == dict.fromkeys(words, 2.0)
+    shown = Triplet(0, 0, Call("cat", {}), Observation(text))
+    assert weighed(Bank(()).extended([shown]), wanted) == dict.fromkeys(words, 3 * 2.0)
+
+
+def test_a_value_is_drawn_by_the_square_of_its_weight_and_at_times_invented():
+    bank, place = Bank(harvest_state({"map": {"place": "Oslo"}})), parameter("place")
+    bank = bank.extended([step(0, "go", {"place": "Rome"})])
+    oslo, rome = 5.0, 3 * 5 / 1.3
+    assert weighed(bank, place) == pytest.approx({"Oslo": oslo, "Rome": rome})
+    rng = np.random.default_rng(0)
+    found = Counter(draw(place, bank, rng) for _ in range(DRAWS))
+    assert found.pop("Oslo") / DRAWS == pytest.approx(0.95 * oslo**2 / (oslo**2 + rome**2), abs=0.02)
+    assert found.pop("Rome") / DRAWS == pytest.approx(0.95 * rome**2 / (oslo**2 + rome**2), abs=0.02)
+    assert found and set(found) <= set(NOUNS)
+
+
+@pytest.mark.parametrize(
+    "key, name, text, weight, share",
+    [
+        ("place", "place", "", 5, 0.95),
+        ("town", "town_map", "", 1, 0.8),  # one of two words
+        ("home_city", "place", "Any city.", 0.7, 0.2),
+        ("message", "message", "", 5, 0.1),  # what is written is mostly new
+        ("river", "place", "", 0, 0.0),
+    ],
+)
+def test_a_value_is_trusted_as_far_as_its_name_fits(key, name, text, weight, share):
+    bank, param = Bank(harvest_state({"map": {key: "Qaanaaq"}})), parameter(name, text)
+    assert weighed(bank, param) == {"Qaanaaq": pytest.approx(weight)}
+    rng = np.random.default_rng(0)
+    drawn = sum(draw(param, bank, rng) == "Qaanaaq" for _ in range(DRAWS))
+    assert drawn / DRAWS == pytest.approx(share, abs=0.03)
+
+
 def test_optional_arguments_are_given_at_times_and_never_at_their_default():
     flag = {"flag": {"type": "string", "enum": ["on", "off"], "default": "off"}}
     need = {"need": {"type": "string", "enum": ["on", "off"], "default": "off"}}
@@ -248,6 +338,47 @@ def test_optional_arguments_are_given_at_times_and_never_at_their_default():
     assert not any(a.get("flag") == "off" for a in drawn)
     given = np.mean([a.get("flag") == "on" for a in drawn])
     assert given == pytest.approx(OPTIONAL * 0.9 * 0.5, abs=0.03)
+
+
+def test_an_object_has_all_fields_that_it_needs_and_one_or_two_drawn_ones():
+    fields = {name: {"type": "boolean"} for name in "abcd"}
+    described = {"type": "object", "properties": fields, "required": ["b"]}
+    (param,) = toolbox([schema("set", ["x"], x=described)])["set"].params
+    rng = np.random.default_rng(0)
+    found = Counter(tuple(draw(param, Bank(()), rng)) for _ in range(DRAWS))
+    pairs = [("a", "b"), ("b", "c"), ("b", "d")]
+    assert set(found) == {("b",), *pairs, ("a", "b", "c"), ("a", "b", "d"), ("b", "c", "d")}
+    assert found["b",] / DRAWS == pytest.approx(1 / 2 / 4, abs=0.03)
+    for pair in pairs:  # drawn alone, or with the needed one
+        assert found[pair] / DRAWS == pytest.approx(1 / 2 / 4 + 1 / 2 / 6, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "kind, text, low, high, unit",
+    [
+        ("integer", "A level from 3 to 6.", 3, 6, 1),
+        ("integer", "Any between 0 and 30, a multiple of 10.", 0, 30, 10),
+        ("number", "A share between 0 and 1.", 0, 1, 0.1),
+        ("number", "Degrees, from -4 to 4.", -4, 4, 1),
+    ],
+)
+def test_a_number_with_a_range_is_one_of_its_steps_and_often_its_end(kind, text, low, high, unit):
+    (drawn,) = toolbox([schema("set", ["x"], x={"type": kind, "description": text})])["set"].params
+    rng, bank = np.random.default_rng(0), Bank(())
+    found = Counter(draw(drawn, bank, rng) for _ in range(DRAWS))
+    steps = [round(low + unit * i, 2) for i in range(round((high - low) / unit) + 1)]
+    assert sorted(found) == steps and {type(x) for x in found} == {int if kind == "integer" else float}
+    for x in steps:
+        wanted = 0.6 / len(steps) + 0.4 * (x == high)
+        assert found[x] / DRAWS == pytest.approx(wanted, abs=0.03)
+
+
+@pytest.mark.parametrize("kind, least, most", [("integer", 1, 10), ("number", 1, 95)])
+def test_a_number_without_a_range_is_small_and_positive(kind, least, most):
+    (free,) = toolbox([schema("set", ["x"], x={"type": kind})])["set"].params
+    found = {draw(free, Bank(()), rng) for rng in [np.random.default_rng(0)] for _ in range(DRAWS)}
+    assert (min(found), max(found)) == (least, most)
+    assert {type(x) for x in found} == {int if kind == "integer" else float}
 
 
 def test_a_variant_changes_one_argument_and_keeps_the_others():
@@ -285,6 +416,15 @@ def test_goals_have_every_size_that_is_allowed_and_come_from_one_round():
     assert (6, 7) in found and not any(8 in wanted for wanted in found)  # one step is too few
     assert all(max(wanted) < 6 or min(wanted) >= 6 for wanted in found)
     assert {len(w) for w in goals(walk(*"abc"))} == {2, 3} and goals(walk("a")) == goals([]) == []
+
+
+def test_goals_of_a_usual_size_are_as_frequent_as_their_share_and_others_rare():
+    triplets = walk(*"abcdefgh")
+    sizes = Counter(len(w) for s in range(DRAWS) for w in goals(triplets, limits=Limits(1, 1, 8), seed=s))
+    for size in range(1, 9):
+        wanted = SIZE_SHARES.get(size, 0.01) / (sum(SIZE_SHARES.values()) + 3 * 0.01)
+        assert sizes[size] / DRAWS == pytest.approx(wanted, abs=0.03), size
+    assert 0 < sizes[1] + sizes[7] + sizes[8] < 0.05 * DRAWS
 
 
 def test_goals_turn_to_the_focus_and_hold_what_they_must():
@@ -328,6 +468,25 @@ def test_a_proposal_for_each_different_solution_within_the_limits():
     for p in proposals:
         assert p.calls == tuple(triplets[i].call for i in p.triplets) and all(turn.calls for turn in p.turns)
         assert p.asked == (0,) and len(p.turns) <= 3
+
+
+def test_a_message_joins_its_requests_in_one_of_three_ways_and_tells_all_arguments():
+    tools = [schema("open_file", ["name", "mode"]), schema("list_all")]
+    tools[0]["function"]["description"] = "Opens a file. It must exist."
+    calls = [Call("open_file", {"name": "it's", "mode": 2}), Call("list_all", {})]
+    rng = np.random.default_rng(0)
+    found = Counter(word(calls, tools, rng, lambda call: "") for _ in range(DRAWS))
+    ways = (
+        "First open a file{}, then list all.",
+        "Open a file{}. After that list all.",
+        "Open a file{}; list all.",
+    )
+    styles = (""" (name "it's", mode 2)""", """ with name "it's" and mode 2""")
+    wanted = {way.format(style): 1 / 6 for way in ways for style in styles}
+    assert {text: n / DRAWS for text, n in found.items()} == pytest.approx(wanted, abs=0.03)
+    own = {word(calls[::-1], tools, rng, lambda call: "look" * (call.name == "list_all")) for _ in range(99)}
+    assert f"First look, then open a file{styles[0]}." in own and not any("list all" in text for text in own)
+    assert word(calls[1:], tools, rng, lambda call: "") == "List all."
 
 
 def test_a_goal_in_words():

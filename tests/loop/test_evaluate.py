@@ -154,6 +154,13 @@ def test_every_rollout_has_a_seed_of_its_own_and_the_same_one_next_time():
     assert len({*seeds[0], *seeds[2]}) == 30
 
 
+def test_the_bar_of_an_evaluation_counts_its_rollouts_and_leaves_no_line(capsys):
+    tasks = [a_task(np.random.default_rng(i), f"t{i}") for i in range(5)]
+    evaluate(MadeUpAgent(), tasks, num_rollouts=3, temperature=1.0, seed=3, title="iid")
+    told = capsys.readouterr().err
+    assert "iid:" in told and "/15 " in told and "\n" not in told and told.endswith("\r")
+
+
 @pytest.mark.parametrize("weak", [(), ("a", "b")])
 def test_a_row_says_what_was_evaluated_and_how(weak):
     rng = np.random.default_rng(5)

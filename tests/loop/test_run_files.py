@@ -3,7 +3,9 @@
 The runs are whole ones of `train`, with the world and the policy of loop_fakes.py.
 """
 
+import dataclasses
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from statistics import fmean
@@ -13,7 +15,10 @@ import pytest
 from coevolve_jax import build, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop import initial as begin
+from coevolve_jax.loop.run import RunState
+from coevolve_jax.records import checkpoint
 from coevolve_jax.strategies.base import StepReport
 from tests.loop.test_loop import BASE, SMALL, rows, session
 from tests.support import loop_fakes
@@ -26,8 +31,8 @@ CHANGES = {
     "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
     "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2,
     "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
-    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps",
-    "environment.eval_split": "test",
+    "logging.trajectories_every": 4, "logging.trajectories": 2,
+    "environment.name": "tests.support.families.lamps", "environment.eval_split": "test",
 }  # fmt: skip
 
 
@@ -39,15 +44,19 @@ def settings(testbed=True, **changes):
 
 
 class Paid(loop_fakes.Lamplighter):
-    """A role whose actions have costs."""
+    """A role whose actions have costs and are asked of a model."""
 
-    spent = Counter()  # over all instances
+    spent, asked = Counter(), []  # over all instances
 
     def roles(self):
-        self.costs = Counter()
-        return super().roles()._replace(costs=self.costs)
+        self.costs, self.llm_calls = Counter(), []
+        return super().roles()._replace(costs=self.costs, llm_calls=self.llm_calls)
 
     def act(self, episodes):
+        user = f"Some lamps.\nQuestion {len(self.asked)}\n"
+        call = LLMCall("explore", {"episodes": len(episodes)}, "You explore.\nSome lamps.", user)
+        for llm_calls in (self.llm_calls, self.asked):
+            llm_calls.append(dataclasses.replace(call, answers=["set a lamp"], tokens_in=2, tokens_out=3))
         for costs in (self.costs, self.spent):
             costs.update({"llm_requests/explore": 1, "llm_tokens": len(episodes), "llm_tokens_in/explore": 2})
             costs.update({"money": 0.25, "money/explore": 0.25, "llm_tokens_out/explore": 3})
@@ -71,7 +80,7 @@ class Counting(loop_fakes.Engine):
 
 def told(folder, monkeypatch, config, stops=(None,)):
     """Runs in several sessions. Returns the workdir and, by step, (groups, samples)."""
-    steps, Paid.spent = {}, Counter()
+    steps, Paid.spent, Paid.asked = {}, Counter(), []
     real = build.strategy
 
     def strategy(*arguments):
@@ -215,6 +224,11 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
     assert {k.removeprefix("explorer/"): n for k, n in booked.items() if k.startswith("explorer/")} == paid
     assert (ledger["llm_tokens"], ledger["money"]) == (paid["llm_tokens"], paid["money"]) and paid["money"]
     assert [row["step"] for row in costs] == [None, *(m["step"] for m in metrics if m["evolution"])]
+    llm_calls, lines = rows(folder / "llm_calls.jsonl"), []
+    for row in llm_calls:
+        lines += row.pop("lines")
+        row |= {key: "\n".join(lines[n] for n in row[key]) for key in ("system", "user")}
+    assert llm_calls == [dataclasses.asdict(call) for call in Paid.asked] and len(lines) == len({*lines})
     seconds = summary["seconds"]
     for phase in ("rollout", "update", "push", "evolution"):
         assert seconds[phase] == pytest.approx(sum(row["seconds"][phase] for row in metrics))
@@ -241,6 +255,13 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
         assert row["tasks"] == 6 + made_until
     shown = sorted(path.name for path in (folder / "trajectories").iterdir())
     assert shown == [f"step_{step:05d}.jsonl" for step in (0, 4, 5)]
+    most, cut = CHANGES["logging.trajectories"], []
+    for step in (0, 4, 5):
+        ends = {(t.task_id, t.outcome.success) for g in steps[step][0] for t in g.trajectories}
+        found = rows(folder / "trajectories" / f"step_{step:05d}.jsonl")
+        assert len(found) == min(most, len(ends)) and {(r["task_id"], r["success"]) for r in found} <= ends
+        cut.append(len(ends) > most)
+    assert any(cut)
 
 
 def test_a_summary_of_a_run_without_a_balanced_set_or_an_explorer_that_is_paid(tmp_path):
@@ -253,6 +274,32 @@ def test_a_summary_of_a_run_without_a_balanced_set_or_an_explorer_that_is_paid(t
     assert ledger["evolution"]["pass_rate"] is None and summary["tasks"]["proposed"] == 0
     assert not (tmp_path / "run" / "costs.jsonl").exists()
     assert all(row["success"] == fmean_of(row) for row in rows(tmp_path / "run" / "evaluations.jsonl"))
+
+
+@pytest.mark.parametrize("strategy", ["static", "coevolve"])
+def test_a_summary_says_what_had_no_effect_and_which_model_answered(tmp_path, strategy):
+    config = settings(testbed=False, **{"strategy.name": strategy, "data.min_evolved_share": 0.3})
+    folder = tmp_path / "run"
+    session(config, folder, batches=True, soon=True, until=2)
+    (folder / "explorer.json").write_text(json.dumps({"model": "a-model", "root": "its/weights"}))
+    session(config, folder, batches=True, soon=True)
+    summary = load(folder / "summary.json")
+    why = "has no effect: the strategy static does not let the training set grow."
+    noted = f"config.data.min_evolved_share = 0.3 {why}" in summary["notes"]
+    assert noted == (strategy == "static") and summary["explorer_model"] == "a-model"
+    assert ("signal" in {t["lineage"]["kind"] for t in rows(folder / "tasks.jsonl")}) == (not noted)
+
+
+def test_a_state_comes_back_from_its_checkpoint_also_between_an_update_and_its_evolution(tmp_path):
+    session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=3)
+    path = tmp_path / "run" / "checkpoints" / checkpoint.name(3) / "state.json"
+    saved = {key: value for key, value in load(path)["state"].items() if key not in ("strategy", "sizes")}
+    assert saved["ledger"] and saved["signals"] and saved["evaluations"] and saved["seconds"]
+    between = {"row": {"step": 3, "seconds": {"rollout": 2.0}}, "signals": [], "shown": None}
+    for pending in ({}, {"pending": between}):
+        state = RunState.from_json({**saved, **pending}, None, build.family(settings()).task_key)
+        assert json.loads(json.dumps(state.to_json())) == {**saved, **pending}
+        assert (state.step, state.learned, state.pending) == (3, 3 + len(pending), pending.get("pending"))
 
 
 def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, monkeypatch):
@@ -268,6 +315,49 @@ def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, mon
     _, end = session(config, tmp_path / "run", batches=True, soon=True, until=5)
     _, end = session(config, tmp_path / "run", batches=True, soon=True)
     assert end["signals"] == {"even": 3, "odd": 1 + 3 + 5}
+
+
+class Board:
+    """A tracker."""
+
+    def __init__(self):
+        self.logged, self.closed = [], False
+
+    def log(self, step, values):
+        self.logged.append((step, values))
+
+    def close(self):
+        self.closed = True
+
+
+def test_trackers_get_the_numbers_of_each_step_and_are_closed(tmp_path, monkeypatch):
+    boards = []
+    monkeypatch.setattr(build, "trackers", lambda *_: boards.append(Board()) or boards[-1:])
+    for until in (2, None):
+        session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=until)
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    assert [[step for step, _ in board.logged] for board in boards] == [[0, 1], [2, 3, 4, 5]]
+    for row, (_, values) in zip(metrics, boards[0].logged + boards[1].logged, strict=True):
+        assert values["tasks"] == row["tasks"] and values["success"] == row["success"]
+        assert values["seconds/update"] == row["seconds"]["update"]
+        assert values["groups/learned_from"] == row["groups"]["learned_from"]
+    assert all(board.closed for board in boards)
+
+
+def test_each_step_has_a_line_on_the_terminal_after_a_resume_too(tmp_path, capsys):
+    told = []
+    for until in (2, None):
+        session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=until)
+        shown = [line.rpartition("\r")[2] for line in capsys.readouterr().err.split("\n")]
+        told += [line for line in shown if "reward" in line]
+        assert not any(" tasks:" in line for line in shown)  # the bars of exploration are gone
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    wanted = [
+        f"step {n}/6: reward {row['reward']:.2f}, success {row['success']:.0%}, "
+        f"signals {sum(row['signals'].values())}, |D| {row['tasks']}, "
+        for n, row in enumerate(metrics, 1)
+    ]
+    assert [line[: len(start)] for line, start in zip(told, wanted, strict=True)] == wanted
 
 
 def fmean_of(row):
@@ -392,3 +482,14 @@ def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
     config = settings(testbed=False, **{"data.initial_file": str(path), "seed": SEED})
     _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
     assert end == {} and len(rows(tmp_path / "run" / "tasks.jsonl")) == len(made)
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    initial = load(saved / "state.json")["state"]["initial"]
+    assert (initial["proposed"], initial["added"]) == (len(made) + 2, len(made))
+    assert initial["refused"] == {"near_evaluation": 2}
+
+
+def test_a_run_does_not_begin_with_fewer_tasks_than_it_is_to_have(tmp_path):
+    config = settings(testbed=False, **{"data.max_calls": 1, "data.initial_tasks": 300})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
+    assert isinstance(end, ValueError) and re.match(r"Unguided exploration found \d+ of 300 ", str(end))
+    assert not (tmp_path / "run" / "tasks.jsonl").exists()

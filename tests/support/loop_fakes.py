@@ -249,7 +249,7 @@ class Engine:
 class Learner:
     """grpo.learner.Learner whose policy is a number and whose update reports the batch's content."""
 
-    routing, scores, keeps_reference, score = (0, 0), False, True, None
+    routing, scores, keeps_reference, score, aim, influence = (0, 0), False, True, None, None, None
 
     def __init__(self, model_config, config, reference, *, temperature, mesh, seed, tell):
         self.abstract_state, self.tell = np.zeros((), np.uint32), tell

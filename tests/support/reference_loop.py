@@ -402,7 +402,9 @@ class Loop:
                     focus=tuple(origin.focus_pattern),
                 )  # fmt: skip
                 id = f"{kind}-{step}-{first + n}"
-                task = Task(id, "lamps", origin.task.scenario, kept, proposal.description, lineage)
+                patterns = tuple(lamps.action_pattern(call) for turn in kept for call in turn.calls)
+                named = (origin.task.scenario, kept, proposal.description, lineage)
+                task = Task(id, "lamps", *named, patterns=patterns)
                 reason = self.refusal(pool, task)
                 if reason is None:
                     pool.append(task)

@@ -28,12 +28,12 @@ def converse(limits, weights, version, task, index, seed, temperature):
         versions.extend([None] * len(new)),
     )
     feed(CHAT.prompt(lamps.tools(task), task.turns[0].query))
-    steps, starts, turn, acted, stop = [], [0], 0, 0, None
+    steps, starts, turn, acted, message, stop = [], [0], 0, 0, -1, None
     while stop is None:
         if len(seen) + limits.max_new_tokens > limits.max_length:
             stop = "context_limit"
             break
-        said = write(weights, version, seen, seed, temperature)
+        said, message = write(weights, version, seen, seed, temperature), message + 1
         seen += said.ids.tolist()
         logprobs += said.logprobs.tolist()
         versions += said.versions.tolist()
@@ -58,7 +58,7 @@ def converse(limits, weights, version, task, index, seed, temperature):
                 texts.append(answer.text[: limits.max_observation] + "..." * cut)
                 offered = p.call and p.call.name in task.scenario["tools"]
                 pattern = lamps.action_pattern(p.call) if offered else "" if p.call else None
-                steps.append(Step(turn, p.text, p.call, texts[-1], answer.error, pattern))
+                steps.append(Step(turn, p.text, p.call, texts[-1], answer.error, pattern, message))
                 if not answer.valid:  # the world is lost: the conversation ends here
                     stop = "environment"
                     break

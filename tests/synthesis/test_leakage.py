@@ -15,7 +15,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.envs.base import features
 from coevolve_jax.loop.initial import leak_guard
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
-from coevolve_jax.synthesis.similarity import CountCosines, KnownCosines, calls, ngrams
+from coevolve_jax.synthesis.similarity import CountCosines, EmbeddingCosines, KnownCosines, calls, ngrams
 from coevolve_jax.types import Call, Task, Turn
 from tests.support.paths import ROOT
 
@@ -355,6 +355,39 @@ def test_copies_of_the_benchmark_with_an_idle_call_in_other_words_are_refused():
     assert all(guard.check(copy) for copy in copies)
     off = leak_guard(configs.override(config, {"data.leak_call_threshold": 0.0}), [])
     assert not any(off.check(copy) for copy in copies)  # the features do not see them
+
+
+def letters(texts):
+    """An embedding model, which the next test names."""
+    return np.array(
+        [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+    )
+
+
+@pytest.mark.parametrize(
+    "measure, key, also, cosines",
+    [
+        ("ngrams", "data.leak_query_threshold", {}, lambda tasks: KnownCosines(tasks, ngrams)),
+        (
+            "embedding",
+            "data.leak_embedding_threshold",
+            {"data.leak_embedding": f"{__name__}.letters"},
+            lambda tasks: EmbeddingCosines(tasks, letters),
+        ),
+    ],
+)
+def test_a_config_turns_on_each_measure_of_the_words_and_sets_its_threshold(measure, key, also, cosines):
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    held_out = task("held out", ("mv", "summer_3"), ("grep", "alpha_1"))
+    words = held_out.turns[0].query.replace("another", "one more")
+    near = Task("near", "bfcl", {}, (Turn(words, (Call("quite_another", {}),)),))
+    assert leak_guard(config, [held_out]).check(near) is None
+    *_, cosine = cosines([*build.benchmark_tasks(config), held_out])(near).tolist()
+    assert 0.8 < cosine < 1
+    for threshold, refusal in ((cosine - 1e-4, "near_evaluation"), (cosine + 1e-4, None)):
+        guard = leak_guard(configs.override(config, {**also, key: threshold}), [held_out])
+        assert guard.check(near) == refusal, threshold
+        assert guard.nearest(near) == (measure, pytest.approx(cosine), "held out")
 
 
 def test_what_a_config_cannot_ask_of_further_measures():
