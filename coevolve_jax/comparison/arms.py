@@ -116,6 +116,15 @@ ARMS: dict[str, Arm] = {
     "dr_zero": _own("dr_zero", "a proposer paid for hard tasks, compared at equal numbers of calls"),
     "dr_zero_batch": _own("dr_zero", "the same with one baseline for all", baseline="batch"),
     "seif": _own("seif", "an instructor paid for what the policy misses, the policy for the turns it passes"),
+    "infuser": _own(
+        "infuser",
+        "a proposer paid by influence on a goal set, at two thirds of its cost",
+        documents=6,
+        goal=12,
+    ),
+    "socratic": _own("socratic", "skills of what failed rollouts miss, drafts chosen by influence"),
+    "socratic_noinfluence": _own("socratic", "the same skills, drafts as they come", influence=False),
+    "soar": _own("soar", "a teacher paid by what a copy of the policy gains on hard tasks"),
     "step_credit": _own("step_credit", "random, and an advantage for each message among its alternatives"),
     "step_credit_state": _own("step_credit", "the same, with alternatives after equal calls", anchor="state"),
     "random_prioritised": Arm(

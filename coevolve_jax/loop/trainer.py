@@ -72,7 +72,7 @@ class Trainer:
         return self._for_engine(self._learner.policy(state))
 
     def fork(self, state: TrainState) -> TrainState:
-        """A copy of the state, for a branch (loop/branch.py)."""
+        """A copy of the state, for a branch (loop/services.py)."""
         return jax.tree.map(jnp.copy, state)
 
     def update_branch(self, branch: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:

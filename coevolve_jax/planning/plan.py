@@ -56,6 +56,9 @@ class Plan:
       cache: the cache of the engine's conversations. It is given back before an update, unless rollouts run
         ahead.
       ahead: rollouts run ahead, so the cache is there during an update.
+      branch: parameters and moments of the copy that `Lab.branch` trains, if the strategy NEEDS it.
+      influence: the float32 gradient of the goal that `Lab.influence` keeps, if the strategy NEEDS it. A
+        score has the direction of an update, of the same size, beside the gradient.
     """
 
     parameters: int
@@ -70,16 +73,19 @@ class Plan:
     engine: int = 0
     cache: int = 0
     ahead: bool = False
+    branch: int = 0
+    influence: int = 0
 
     @property
     def kept(self) -> int:
-        """Bytes that are held all the time."""
-        return self.parameters + self.reference + self.optimizer + self.engine
+        """Bytes that are held all the time, or while there is a branch."""
+        return self.parameters + self.reference + self.optimizer + self.engine + self.branch + self.influence
 
     @property
     def update(self) -> int:
         # A compiler may copy the moments before it writes them, as XLA does on CPUs.
-        work = max(self.optimizer, self.in_flight, self.activations + max(self.layer, self.logprobs))
+        backward = self.activations + max(self.layer, self.logprobs)
+        work = max(self.optimizer, self.in_flight, self.influence, backward)
         return self.kept + self.gradients + work
 
     @property
@@ -132,7 +138,7 @@ def plan(
       learner: that section of a config.
       rows: rows of a micro-batch on each device, or on each group of devices that split them.
       length: tokens of a row.
-      run: the whole config, where its engine is to be counted.
+      run: the whole config, where its engine and what its strategy NEEDS are to be counted.
 
     Raises:
       ValueError: the mesh does not divide a parameter, or there are adapters.
@@ -151,21 +157,25 @@ def plan(
     tokens = rows * length // sharding.context_parts(mesh)
     activations, work = _activations(model, learner, mesh, tokens)
     weights, cache = _in_process(run, model, mesh) if run and run.engine.name == "native" else (0, 0)
+    needs, moments = configs.needs(run) if run else frozenset(), shard_bytes(mesh, opt_state)
+    copies = int("branch" in needs)
     return Plan(
         parameters=shard_bytes(mesh, params),
         reference=shard_bytes(mesh, reference),
-        optimizer=0 if on_host else shard_bytes(mesh, opt_state),
+        optimizer=0 if on_host else moments,
         gradients=shard_bytes(mesh, gradients),
         activations=activations,
         layer=work
         + _gathered(params["layers"], learner, mesh)
         + _whole_rows(model, learner, mesh, rows * length),
         logprobs=_logprobs(model, learner, mesh, tokens),
-        host=shard_bytes(mesh, opt_state) if on_host else 0,
+        host=(1 + copies) * moments if on_host else 0,
         in_flight=_in_flight(mesh, params, learner) if on_host else 0,
         engine=weights,
         cache=cache,
         ahead=bool(cache and run and run.rollout.max_staleness),
+        branch=copies * (shard_bytes(mesh, params) + (0 if on_host else moments)),
+        influence=shard_bytes(mesh, gradients[:1]) if "influence" in needs else 0,
     )
 
 
@@ -189,17 +199,19 @@ def _check_memory(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int
     learner = config.learner
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
     size: Any = {"rows": rows, "length": learner.pack_length, "run": config}
-    planned, there = plan(model, learner, mesh, **size), f"{memory / GB:.1f} GB are there"
+    planned, there = plan(model, learner, mesh, **size), f"and {memory / GB:.1f} GB are there"
+    if asked := planned.branch + planned.influence:
+        there = f"{asked / GB:.1f} of them for strategy {config.strategy.name}, {there}"
     if planned.update > memory:
         raise ValueError(
-            f"The update needs about {planned.update / GB:.1f} GB of each device, and {there}: "
+            f"The update needs about {planned.update / GB:.1f} GB of each device, {there}: "
             f"{smallest_change(model, learner, mesh, memory, **size)}."
         )
     if planned.total > memory:
         raise ValueError(
             f"Rollouts{' beside the update' * planned.ahead} need about {planned.total / GB:.1f} GB of each "
             f"device, {planned.cache / GB:.1f} of them for at most {_cached_tokens(config, 1):,} cached "
-            f"tokens, and {there}: {_smaller_cache(config, model, mesh, memory)}."
+            f"tokens, {there}: {_smaller_cache(config, model, mesh, memory)}."
         )
 
 
@@ -235,7 +247,8 @@ def smallest_change(
     changes += [(remat, offload, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
     lengths = (length, *learner.pack_length_buckets)
-    changes += [(True, moments, 1, 1, parts) for moments in (offload, True) for parts in split]
+    places = (offload,) if run and "influence" in configs.needs(run) else (offload, True)
+    changes += [(True, moments, 1, 1, parts) for moments in places for parts in split]
     changes += [(True, offload, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:
         fsdp, left = divmod(times * axes["fsdp"], parts)
@@ -453,6 +466,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
     names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
     names += ["engine", "cache"] * (config.engine.name == "native")
+    names += [need for need in ("branch", "influence") if need in configs.needs(config)]
     lines = [
         f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, "
         f"{rows} row(s) per device, GB per device",

@@ -463,6 +463,28 @@ def category(task: Task, names: str) -> str:
     return "/".join(v if isinstance(v := known[name], str) else json.dumps(v) for name in wanted)
 
 
+def goal_set(config: ConfigDict, lab: Lab, size: int, step: int) -> tuple[list[Task], SynthesisStats]:
+    """Makes tasks to measure on, in the scenarios set apart. D_t takes none of them.
+
+    Each has to call an action of its own, drawn at random, as far as there are enough. `random_dev` draws the
+    same actions.
+    """
+    rng, actions, made = rng_for(config.seed, "goals", step), actions_on_offer(lab), lab.tasks.fresh()
+    order = rng.permutation(len(actions)).tolist()
+    chosen = [actions[order[i % len(order)]] for i in range(size if order else 0)]
+    stats = synthesize_for_tools(
+        lab, chosen, "goal", scenarios=set_apart(config, lab)[1], wanted=len(chosen), kind="goal", step=step,
+        rng=rng, into=made,
+    )  # fmt: skip
+    return unseen(lab.tasks, list(made)), stats
+
+
+def unseen(tasks: TaskPool, made: Sequence[Task]) -> list[Task]:
+    """Returns the new tasks that are no duplicates of a pool's."""
+    refusals = tasks.fork().add(made)
+    return [task for task, refusal in zip(made, refusals, strict=True) if refusal != "duplicate"]
+
+
 def draft(
     lab: Lab, contexts: Sequence[Context], *, step: int, rng: np.random.Generator, kind: str = "draft"
 ) -> tuple[TaskPool, SynthesisStats]:
@@ -479,14 +501,24 @@ def draft(
 
 
 def propose(
-    lab: Lab, drawn: Sequence[Mapping[str, Any]], signal: str, *, step: int, rng: np.random.Generator
+    lab: Lab,
+    drawn: Sequence[Mapping[str, Any]],
+    signal: str,
+    *,
+    step: int,
+    rng: np.random.Generator,
+    scenarios: Sequence[Task] | None = None,
 ) -> tuple[list[Task | None], SynthesisStats]:
     """Makes one draft for each setting of a proposer (synthesis/knobs.py); None where it gives none.
 
-    signal: names the contexts.
+    Args:
+      signal: names the contexts.
+      scenarios: of each setting; None: a random one that has the setting's key.
     """
     contexts = [
-        knobs.context(d, lab.scenarios, rng, id=f"{signal}/{step}/{i}", signal=signal)
+        knobs.context(
+            d, [scenarios[i]] if scenarios else lab.scenarios, rng, id=f"{signal}/{step}/{i}", signal=signal
+        )
         for i, d in enumerate(drawn)
     ]
     drafts, made = draft(lab, contexts, step=step, rng=rng)

@@ -32,6 +32,7 @@ from coevolve_jax.strategies.base import (
     collect_batch,
     evolves,
     sampling_weights,
+    unseen,
 )
 from coevolve_jax.strategies.frontier import counted, synthesize_for_skills
 from coevolve_jax.strategies.static import Static
@@ -106,8 +107,7 @@ class Panel:
             total = synthesize_for_skills(
                 lab, wished, "panel", scenarios=order[:cut], kind="panel", into=made, **how
             ).adopting(SynthesisStats(), lab.tasks)
-            verdicts = lab.tasks.fork().add(list(made))
-            self._panel = [t for t, refusal in zip(made, verdicts, strict=True) if refusal != "duplicate"]
+            self._panel = unseen(lab.tasks, list(made))
         groups = lab.probe(self._panel, own.probe, step)
         self._rounds = [*self._rounds[-1:], counted({}, groups, own.level)]
         counts = pooled(self._rounds)

@@ -178,6 +178,34 @@ def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, 
     assert p.total == max(p.update, p.parameters + p.reference + p.optimizer + p.engine + p.cache)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_a_strategy_needs_of_the_learner_is_counted(configs, offload):
+    """A branch is a second policy with its moments, a goal of influence a gradient."""
+    model, mesh, size = plan.load_model("Qwen3-4B-Instruct-2507"), fsdp(8), {"rows": 1, "length": 1024}
+    config = lambda name, **changes: alone(
+        configs, **{"strategy.name": name, "learner.optimizer_offload": offload, **changes}
+    )
+    planned = lambda name: plan.plan(model, config(name).learner, mesh, run=config(name), **size)
+    plain, forks, scores = map(planned, ("static", "soar", "infuser"))
+    assert forks.branch == plain.parameters + plain.optimizer and forks.host == 2 * plain.host
+    assert forks.total - plain.total == forks.branch > 0 == plain.branch == plain.influence
+    assert scores.influence == plain.gradients == scores.kept - plain.kept
+    if not offload:
+        memory = forks.total - 1
+        with pytest.raises(ValueError, match=rf"{forks.branch / plan.GB:.1f} of them for strategy soar, and"):
+            plan.check_fits(config("soar", **{"learner.pack_length": 1024}), model, mesh, memory)
+        plan.check_fits(config("static", **{"learner.pack_length": 1024}), model, mesh, memory)
+        # The influence score reads Adam's moments on the devices, so these are not sent to the host.
+        told = {
+            name: plan.smallest_change(
+                model, config(name).learner, mesh, 0.8 * planned(name).update, run=config(name), **size
+            )
+            for name in ("static", "infuser")
+        }
+        assert "optimizer_offload" in told["static"] and "optimizer_offload" not in told["infuser"]
+        assert "| influence |" in plan.table(config("infuser"), ["h100-8"], [1024], 1)
+
+
 def test_weights_are_counted_where_the_engine_has_its_own(configs):
     model, mesh = plan.load_model("Qwen3-4B-Instruct-2507"), fsdp(8)
     engine = lambda **changes: (

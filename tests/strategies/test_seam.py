@@ -15,6 +15,7 @@ from coevolve_jax.strategies.base import (
     category,
     check_least,
     collect_batch,
+    goal_set,
     majority,
     must_be,
     offering,
@@ -23,6 +24,7 @@ from coevolve_jax.strategies.base import (
     solve_rate,
     spans,
     synthesize_in_turn,
+    unseen,
 )
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -225,3 +227,27 @@ def test_each_setting_of_a_proposer_is_paired_with_its_own_draft():
     drafts, made = propose(lab, [{"calls": n} for n in (6, 2, 4)], "mine", step=3, rng=rng)
     assert [len(t.calls) for t in drafts] == [6, 2, 4] and made.added == 3 and len(lab.tasks) == 2
     assert {t.lineage.signal for t in drafts} == {"mine"}
+
+
+def test_each_setting_may_have_a_scenario_of_its_own():
+    lab, rng = MadeUpLab(CONFIG, pool(2)), np.random.default_rng(0)
+    places = [lab.scenarios[i] for i in (2, 0, 2)]
+    drafts, _ = propose(lab, [{"calls": 3}] * 3, "mine", step=3, rng=rng, scenarios=places)
+    assert [t.lineage.parent for t in drafts] == [s.id for s in places]
+
+
+def test_a_goal_set_asks_for_different_actions_in_scenarios_set_apart_and_stays_outside():
+    places = tuple(Task(f"s{i}", "made_up", {"id": i}) for i in range(8))
+    lab = MadeUpLab(CONFIG, pool(3), places)
+    goal, stats = goal_set(CONFIG, lab, 5, 0)
+    asked = [t.lineage.context.split("/")[-2] for t in goal]
+    assert len(goal) == stats.added == 5 == len(set(asked)) and len(lab.tasks) == 3
+    assert {t.lineage.parent for t in goal} <= {s.id for s in set_apart(CONFIG, lab)[1]}
+    again = Counter(t.lineage.context.split("/")[-2] for t in goal_set(CONFIG, lab, 12, 1)[0])
+    assert sorted(again.values()) == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+def test_a_duplicate_of_the_pools_is_not_unseen():
+    tasks, new = pool(2), list(pool(5))[2:]
+    copies = [dataclasses.replace(t, id=f"copy-{t.id}") for t in tasks]
+    assert unseen(tasks, [copies[0], *new]) == new and len(tasks) == 2
