@@ -18,13 +18,12 @@ guidelines; here they are the action, its rate and the commonest mistakes, which
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.envs.base import canonical
 from coevolve_jax.explorers.evidence import mistakes
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import (
@@ -33,6 +32,7 @@ from coevolve_jax.strategies.base import (
     Roll,
     StepReport,
     actions_on_offer,
+    adopt_first,
     draft,
     evolves,
     must_be,
@@ -44,10 +44,10 @@ from coevolve_jax.strategies.blame import attempts, tool_weights
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.tool_graph import fed, walk
 from coevolve_jax.types import Context, Group, TrainingSample
 
 FED, SAME_SET, ANY = 3.0, 2.0, 1.0  # weights of the edges of the graph of tools
-TELLING = 3  # least characters of a value that shows that an answer fed an argument
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
@@ -106,7 +106,8 @@ class AgentWorld:
         probed = probe(drafts, own.runs)
         kept = [g.task for g in probed if sum(t.outcome.success for t in g.valid) >= own.agree]
         solved = {g.task.id: p for g in probed if (p := solve_rate(g)) is not None}
-        return made.adopting(lab.adopt(kept[: c.evolution.tasks], kind="signal", solved=solved), lab.tasks)
+        adopted = adopt_first(lab, kept, c.evolution.tasks, kind="signal", solved=solved)
+        return made.adopting(adopted, lab.tasks)
 
     def _chains(self, step: int, lab: Lab, groups: Sequence[Group], scenarios, rng) -> list[Context]:
         """The contexts of the drafts: each has a chain from a weak action as its plan."""
@@ -165,35 +166,3 @@ def mistaken(groups: Sequence[Group], action: str) -> str:
     """The two commonest mistakes of the rollouts that miss an action."""
     failed = [t for g in groups for t in g.valid if (action, True) in attempts(g.task, t)]
     return "; ".join(line for line, _ in Counter(x for t in failed for x in mistakes(t)).most_common(2))
-
-
-def fed(groups: Sequence[Group]) -> set[tuple[str, str]]:
-    """(action, later action) wherever a rollout's answer holds a value of a later argument.
-
-    The user's words do not hold that value, and both calls succeeded.
-    """
-    edges = set()
-    for group, t in ((g, t) for g in groups for t in g.valid):
-        queries = " ".join(turn.query for turn in group.task.turns)
-        steps = [(s, s.call.arguments) for s in t.steps if s.action and s.call is not None and not s.error]
-        for i, (later, arguments) in enumerate(steps):
-            values = [v if isinstance(v, str) else canonical(v) for v in arguments.values()]
-            new = [v for v in values if len(v) >= TELLING and v not in queries]
-            told = {s.action for s, _ in steps[:i] if any(v in s.observation for v in new)}
-            edges |= {(action, later.action) for action in told - {later.action}}
-    return edges
-
-
-def walk(
-    start: str,
-    actions: Sequence[str],
-    related: Callable[[str, str], float],
-    length: int,
-    rng: np.random.Generator,
-) -> tuple[str, ...]:
-    """Walks from `start` over at most `length` different actions. related: weight of an edge."""
-    chain = [start]
-    while len(chain) < length and (left := [action for action in actions if action not in chain]):
-        odds = np.array([related(chain[-1], action) for action in left])
-        chain.append(left[rng.choice(len(left), p=odds / odds.sum())])
-    return tuple(chain)

@@ -33,6 +33,7 @@ from coevolve_jax.strategies.base import (
     Lab,
     Roll,
     StepReport,
+    adopt_first,
     draft,
     evolves,
     must_be,
@@ -122,8 +123,8 @@ class WebRL:
         values = {task.id: value(self._critic, self._features(task)) for task in drafts}
         middle = (own.least + own.most) / 2
         within = [task for task in drafts if own.least <= values[task.id] <= own.most]
-        best = sorted(within, key=lambda task: abs(values[task.id] - middle))[: c.evolution.tasks]
-        return made.adopting(lab.adopt(best, kind="signal"), lab.tasks)
+        best = sorted(within, key=lambda task: abs(values[task.id] - middle))
+        return made.adopting(adopt_first(lab, best, c.evolution.tasks, kind="signal"), lab.tasks)
 
     def to_json(self) -> dict:
         own = {"critic": self._critic, "seen": sorted(self._seen), "kept": [_to_json(t) for t in self._kept]}
