@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from coevolve_jax import build
+from coevolve_jax import config as configs
+from coevolve_jax.comparison.arms import arm
 from tests.support.method_cases import Lab, Rolls, a_pool, a_task, again, born, config_of, slots
 
 FOUR = range(4, 24, 5)  # the steps of four evolutions
@@ -85,3 +87,23 @@ def test_random_dev_is_random_and_one_goal_for_each_action_once(goals):
     assert same(dev) == same(free)
     with pytest.raises(ValueError, match="config.strategy.goals is -1: it must be 0 or more"):
         build.strategy(config_of("random_dev", goals=-1))
+
+
+def test_random_prioritised_is_random_with_batches_by_variance_and_prioritised_does_not_grow():
+    made, odds = {}, {}
+    for name in ("random", "random_prioritised", "prioritised"):
+        config = configs.override(config_of("static", **{"rollout.tasks_per_step": 1}), arm(name).changes)
+        lab = Lab(config, a_pool(*(a_task(f"t{i}", *["tool"] * (i + 1)) for i in range(4))))
+        strategy = build.strategy(config)
+        lab.tasks.record({"t0": 0.0, "t1": 0.5, "t2": 1.0})
+        counts = Counter(
+            g.task.id for s in range(80) for g in strategy.collect(s, lab.tasks, Rolls(lambda t: 0.5))
+        )
+        odds[name] = [counts[f"t{i}"] for i in range(4)]
+        strategy.evolve(4, lab)
+        made[name] = [task.to_json() for task in born(lab.tasks, "random")]
+    assert made["random"] == made["random_prioritised"] != [] == made["prioritised"]
+    for name in ("prioritised", "random_prioritised"):
+        never, half, always, new = odds[name]
+        assert min(half, new) > 2 * max(never, always) > 0
+    assert max(odds["random"]) < 2 * min(odds["random"])
