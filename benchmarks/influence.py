@@ -31,7 +31,7 @@ from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import solve_rate
+from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.synthesis.choice import balanced
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool

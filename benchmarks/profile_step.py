@@ -25,7 +25,8 @@ from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import collect_batch, grpo_samples, trajectories_of
+from coevolve_jax.strategies.base import grpo_samples, trajectories_of
+from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 

@@ -30,7 +30,8 @@ def prepare(job: dict):
     from coevolve_jax import config as configs
     from coevolve_jax.loop.collect import Roller
     from coevolve_jax.seeding import rng_for
-    from coevolve_jax.strategies.base import collect_batch, trajectories_of
+    from coevolve_jax.strategies.base import trajectories_of
+    from coevolve_jax.strategies.batches import collect_batch
     from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
     from coevolve_jax.synthesis.task_pool import TaskPool
 

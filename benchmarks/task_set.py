@@ -16,7 +16,7 @@ import numpy as np
 from absl import app, flags
 from ml_collections import ConfigDict
 
-from coevolve_jax.strategies.base import collect_batch
+from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis.signals import History, extract, task_scores
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import made_up_rollout

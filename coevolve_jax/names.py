@@ -43,7 +43,8 @@ def module(
                 f"and {sys.executable} does not have that: {remedy}."
             ) from None
         ours = importlib.import_module(f"coevolve_jax.{package}")
-        files = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name != "base"}
+        shared = getattr(ours, "SHARED", ("base",))
+        files = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name not in shared}
         # In a package whose implementations are folders, the files beside these are shared code.
         known = sorted(n for n, folder in files.items() if folder or not any(files.values()))
         raise ValueError(

@@ -115,7 +115,7 @@ def one_batch(config, lab, batch, wanted, all_or_none):
     batch: its number, from 0. all_or_none: as in Laboratory.synthesize_unguided.
     """
     from coevolve_jax.seeding import rng_for
-    from coevolve_jax.strategies.base import synthesize_for_tools
+    from coevolve_jax.strategies.growth import synthesize_for_tools
     from coevolve_jax.synthesis.pipeline import SynthesisStats
 
     how = {"wanted": wanted, "step": batch, "rng": rng_for(config.seed, "synthesize", batch)}

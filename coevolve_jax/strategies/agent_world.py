@@ -26,21 +26,10 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import mistakes
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    actions_on_offer,
-    adopt_first,
-    draft,
-    evolves,
-    must_be,
-    offering,
-    set_apart,
-    solve_rate,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
 from coevolve_jax.strategies.blame import attempts, tool_weights
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import actions_on_offer, adopt_first, draft, offering, set_apart
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -22,15 +22,8 @@ from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    evolves,
-    solvable,
-    synthesize_for_tools,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves
+from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Task, TrainingSample, Trajectory

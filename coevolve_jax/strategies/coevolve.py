@@ -18,16 +18,9 @@ from ml_collections import ConfigDict
 from coevolve_jax.config.schedule import still_evolves
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SHARED,
-    Lab,
-    Roll,
-    StepReport,
-    collect_batch,
-    evolves,
-    grpo_samples,
-    solvable,
-)
+from coevolve_jax.strategies.base import SHARED, Lab, Roll, StepReport, evolves, grpo_samples
+from coevolve_jax.strategies.batches import collect_batch
+from coevolve_jax.strategies.growth import solvable
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

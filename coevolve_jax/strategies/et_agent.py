@@ -27,14 +27,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    must_be,
-    synthesize_freely,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be
+from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

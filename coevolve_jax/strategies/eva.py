@@ -21,15 +21,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    evolves,
-    must_be,
-    synthesize_in_turn,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.growth import synthesize_in_turn
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -26,19 +26,10 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    adopt_first,
-    by_variance,
-    check_least,
-    collect_batch,
-    evolves,
-    solve_rate,
-    synthesize_for_tools,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.batches import by_variance, collect_batch
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import adopt_first, synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of

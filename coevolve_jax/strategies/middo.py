@@ -22,17 +22,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    evolves,
-    must_be,
-    sampling_weights,
-    solve_rate,
-    synthesize_in_turn,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.batches import sampling_weights
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import synthesize_in_turn
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.similarity import CountCosines

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, solvable, synthesize_for_tools
+from coevolve_jax.strategies.base import SIGNALS, Lab, evolves
+from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 

@@ -22,19 +22,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    by_variance,
-    check_least,
-    collect_batch,
-    evolves,
-    sampling_weights,
-    unseen,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.batches import by_variance, collect_batch, sampling_weights
 from coevolve_jax.strategies.frontier import counted, synthesize_for_skills
+from coevolve_jax.strategies.growth import unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import SIGNALS, Lab, solvable, synthesize_freely
+from coevolve_jax.strategies.base import SIGNALS, Lab
+from coevolve_jax.strategies.growth import solvable, synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 

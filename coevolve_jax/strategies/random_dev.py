@@ -12,11 +12,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
+from coevolve_jax.strategies.base import SIGNALS, Lab, must_be
+from coevolve_jax.strategies.growth import (
     actions_on_offer,
-    must_be,
     set_apart,
     synthesize_for_tools,
     synthesize_freely,

@@ -23,15 +23,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.grpo.advantages import group_advantages
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    category,
-    must_be,
-    synthesize_freely,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be
+from coevolve_jax.strategies.batches import category
+from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -41,7 +35,7 @@ READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
 FIDELITY = "F: the bandit is the paper's; D_t grows as in random, where the paper's set is fixed."
 DEFAULTS = {
-    "arms": "calls",  # what tasks are grouped by (strategies/base.py: category), as "level,calls"
+    "arms": "calls",  # what tasks are grouped by (strategies/batches.py: category), as "level,calls"
     "signal": "advantage",  # an arm's reward: "advantage", or "progress", the change of its mean reward
     "rate": 0.5,  # alpha, the share of the new reward
     "tau": 0.4,  # temperature of the softmax: the paper has 1.0 for Countdown, 0.4 for maths, 0.2 for puzzles

@@ -22,18 +22,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    adopt_first,
-    check_least,
-    evolves,
-    propose,
-    solve_rate,
-    unseen,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import adopt_first, propose, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats

@@ -26,19 +26,10 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    adopt_first,
-    check_least,
-    draft,
-    evolves,
-    goal_set,
-    solve_rate,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
 from coevolve_jax.strategies.blame import attempts
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import adopt_first, draft, goal_set
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -18,10 +18,10 @@ from coevolve_jax.strategies.base import (
     Rewards,
     Roll,
     StepReport,
-    collect_batch,
     grpo_samples,
     outcome_rewards,
 )
+from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -22,7 +22,8 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.strategies import random
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, spans
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least
+from coevolve_jax.strategies.groups import spans
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Task, TrainingSample, Trajectory

@@ -16,16 +16,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    category,
-    must_be,
-    solve_rate,
-    synthesize_freely,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be
+from coevolve_jax.strategies.batches import category
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -37,7 +31,7 @@ READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
 FIDELITY = "P: the scheduler is the paper's; its categories of spatial questions are keys of our tasks."
 DEFAULTS = {
-    "category": "calls",  # what tasks are grouped by (strategies/base.py: category)
+    "category": "calls",  # what tasks are grouped by (strategies/batches.py: category)
     "floor": 0.05,  # least weight of a category
 }
 

@@ -28,17 +28,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Lab,
-    Roll,
-    StepReport,
-    adopt_first,
-    draft,
-    evolves,
-    must_be,
-    solve_rate,
-)
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.groups import solve_rate
+from coevolve_jax.strategies.growth import adopt_first, draft
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

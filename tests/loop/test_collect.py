@@ -16,12 +16,8 @@ from coevolve_jax import config as configs
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.strategies.base import (
-    collect_batch,
-    grpo_samples,
-    outcome_rewards,
-    trajectories_of,
-)
+from coevolve_jax.strategies.base import grpo_samples, outcome_rewards, trajectories_of
+from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Outcome, Task, Turn
 from tests.support.grpo_cases import trajectory

@@ -23,7 +23,7 @@ from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
-from coevolve_jax.strategies.base import spans
+from coevolve_jax.strategies.groups import spans
 from coevolve_jax.types import Call, Group, Task, TrainingSample, Turn
 from tests.support.paths import ROOT
 

@@ -13,7 +13,8 @@ from coevolve_jax import build
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import grpo_samples, solvable, synthesize_for_tools
+from coevolve_jax.strategies.base import grpo_samples
+from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Verdict

@@ -22,7 +22,9 @@ from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
+from coevolve_jax.strategies.base import evolves
+from coevolve_jax.strategies.batches import sampling_weights
+from coevolve_jax.strategies.growth import solvable
 from coevolve_jax.synthesis import choice, signals
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import ROW, TaskPool

@@ -9,7 +9,8 @@ import pytest
 
 from coevolve_jax import build
 from coevolve_jax.strategies import infuser, soar, socratic
-from coevolve_jax.strategies.base import Branch, set_apart
+from coevolve_jax.strategies.base import Branch
+from coevolve_jax.strategies.growth import set_apart
 from coevolve_jax.synthesis.knobs import KnobPolicy
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, made_up_rollout, made_up_task

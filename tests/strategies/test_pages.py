@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "strategies.md").read_text()
 SECTIONS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S))
-NAMES = [m.name for m in pkgutil.iter_modules(strategies.__path__) if m.name != "base"]
+NAMES = [m.name for m in pkgutil.iter_modules(strategies.__path__) if m.name not in strategies.SHARED]
 EARLIER = {"blame", "coevolve", "oracle", "random", "static"}  # the first ones have pages of their own
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coevolve_jax import build
 from coevolve_jax.strategies import agent0, dr_zero, seif
-from coevolve_jax.strategies.base import propose
+from coevolve_jax.strategies.growth import propose
 from coevolve_jax.synthesis.knobs import KnobPolicy
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -8,21 +8,16 @@ import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
-from coevolve_jax.strategies.base import (
+from coevolve_jax.strategies.base import check_least, must_be
+from coevolve_jax.strategies.batches import by_variance, category, collect_batch
+from coevolve_jax.strategies.groups import majority, solve_rate, spans
+from coevolve_jax.strategies.growth import (
     actions_on_offer,
     adopt_first,
-    by_variance,
-    category,
-    check_least,
-    collect_batch,
     goal_set,
-    majority,
-    must_be,
     offering,
     propose,
     set_apart,
-    solve_rate,
-    spans,
     synthesize_in_turn,
     unseen,
 )

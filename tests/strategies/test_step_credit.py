@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax import build
-from coevolve_jax.strategies.base import spans
+from coevolve_jax.strategies.groups import spans
 from coevolve_jax.strategies.step_credit import anchors, message_advantages
 from coevolve_jax.testing.strategy import made_up_rollout
 from coevolve_jax.types import Call, Group, Outcome, Step, Task, Turn

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from ml_collections import ConfigDict
 
-from coevolve_jax.strategies.base import sampling_weights
+from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
 

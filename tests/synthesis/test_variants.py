@@ -11,7 +11,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.strategies.base import draft
+from coevolve_jax.strategies.growth import draft
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer

@@ -1,7 +1,8 @@
 """A strategy that uses every service of the learner, for tests: influence, then a branch."""
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import draft, evolves
+from coevolve_jax.strategies.base import evolves
+from coevolve_jax.strategies.growth import draft
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.types import mixed

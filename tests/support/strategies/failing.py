@@ -3,7 +3,8 @@
 from collections import Counter
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import evolves, synthesize_for_tools, trajectories_of
+from coevolve_jax.strategies.base import evolves, trajectories_of
+from coevolve_jax.strategies.growth import synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 
 

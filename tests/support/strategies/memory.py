@@ -1,7 +1,8 @@
 """Hints from memory: half of the later rollouts see what a tool last answered to a wrong call."""
 
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
+from coevolve_jax.strategies.base import StepReport, grpo_samples, trajectories_of
+from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.types import Hint
 
 

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
+from coevolve_jax.strategies.base import StepReport, grpo_samples, trajectories_of
+from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.types import TrainingSample, Trajectory
 
 DEFAULTS = {"weight": 0.1, "size": 16}  # weight: of the cross-entropy; size: kept successes

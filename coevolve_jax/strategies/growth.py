@@ -1,0 +1,216 @@
+"""How D_t grows: new tasks for tools, drafts, pools of a method's own, and what admits them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import Lab, evolves
+from coevolve_jax.synthesis import knobs
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Admit, Verdict
+from coevolve_jax.types import Context, Task
+
+
+def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
+    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all.
+
+    Refuses a task whose probing rollouts are all invalid, as "environment": nothing is known about it.
+    """
+
+    def admit(tasks: Sequence[Task]) -> list[Verdict]:
+        words: list[Verdict] = []
+        for group in lab.probe(tasks, k, step):
+            solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
+            if not tried:
+                words.append(Verdict("environment"))
+                continue
+            refusal = None if group.mixed else "always_solved" if solved else "never_solved"
+            words.append(Verdict(refusal, solved / tried))
+        return words
+
+    return admit if k else lambda tasks: [Verdict(None)] * len(tasks)
+
+
+def synthesize_freely(config: ConfigDict, step: int, lab: Lab, **how: Any) -> SynthesisStats | None:
+    """Evolves D_t as the control `random` does: by config.evolution.tasks tasks of free exploration.
+
+    Methods that differ from `random` in other things than growth share its tasks by this function.
+
+    how: further arguments of `lab.synthesize_unguided`.
+    """
+    if not evolves(config, step):
+        return None
+    rng, wanted = rng_for(config.seed, "evolve", step), config.evolution.tasks
+    return lab.synthesize_unguided(wanted=wanted, kind="random", step=step, rng=rng, **how)
+
+
+def synthesize_in_turn(lab: Lab, contexts: Sequence[Context], *, wanted: int, **how: Any) -> SynthesisStats:
+    """Explores contexts in their order, each once and for at most one task, until D_t has grown by `wanted`.
+
+    Later contexts thus only make up for earlier ones that give no task.
+
+    how: further arguments of `lab.synthesize`; `kind`, `step` and `rng` are needed.
+    """
+    total, left = SynthesisStats(), list(contexts)
+    while left and total.added < wanted:
+        now, left = left[: wanted - total.added], left[wanted - total.added :]
+        total.add(lab.synthesize(now, wanted=len(now), once=True, **how))
+    return total
+
+
+def synthesize_for_tools(
+    lab: Lab, tools: Sequence[str], signal: str, *, scenarios: Sequence[Task] | None = None, **wanted: Any
+) -> SynthesisStats:
+    """Makes one task for each of `tools` that has to call the tool.
+
+    Explores random scenarios that offer the tool until one gives a task. If some tools give none, further
+    tasks of the other tools make up for them, up to `wanted` in all.
+
+    Args:
+      tools: action patterns; in most families the names of tools.
+      signal: names the contexts, and goes into the lineage.
+      scenarios: None stands for all of `lab.scenarios`.
+      wanted: further arguments of `lab.synthesize`; `wanted`, `kind`, `step` and `rng` are needed.
+    """
+    step, rng = wanted["step"], wanted["rng"]
+    places = offering(lab, tools, scenarios)
+
+    def context(tool: str, id: str) -> Context:
+        scenario = places[tool][rng.integers(len(places[tool]))]
+        words = f"{tool} is called wrongly or not at all."
+        return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
+
+    def relocate(unproductive: Context) -> Context:
+        id, _, place = unproductive.id.rpartition("/")
+        return context(unproductive.must[0], f"{id}/{int(place) + 1}")
+
+    return lab.synthesize(
+        [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if places[tool]],
+        relocate=relocate,
+        **wanted,
+    )
+
+
+def offering(
+    lab: Lab, actions: Sequence[str], scenarios: Sequence[Task] | None = None
+) -> dict[str, list[Task]]:
+    """Maps each action to the scenarios that offer it.
+
+    A tool is offered where it is on the list. Where tasks of D_t have action patterns of the family's own,
+    every scenario may offer them.
+
+    scenarios: None stands for all of `lab.scenarios`.
+    """
+    among = lab.scenarios if scenarios is None else scenarios
+    offered = [lab.offered(scenario) for scenario in among]
+    anywhere = any(task.patterns for task in lab.tasks)
+    return {
+        action: [s for s, tools in zip(among, offered) if anywhere or action in tools]
+        for action in dict.fromkeys(actions)
+    }
+
+
+def actions_on_offer(lab: Lab) -> list[str]:
+    """The names of all tools that scenarios offer, sorted.
+
+    Where tasks of D_t have action patterns of the family's own, these patterns.
+    """
+    if any(task.patterns for task in lab.tasks):
+        return sorted({action for task in lab.tasks for action in task.actions})
+    return sorted({tool for scenario in lab.scenarios for tool in lab.offered(scenario)})
+
+
+def set_apart(config: ConfigDict, lab: Lab, share: float = 0.25) -> tuple[list[Task], list[Task]]:
+    """Splits the scenarios into those to grow in and those set apart for measuring.
+
+    The split depends on config.seed alone. A single scenario is on both sides.
+
+    share: of the scenarios that are set apart; at least one is.
+    """
+    order = rng_for(config.seed, "set apart").permutation(len(lab.scenarios)).tolist()
+    count = max(1, int(share * len(order)))
+    apart, others = ([lab.scenarios[i] for i in sorted(part)] for part in (order[:count], order[count:]))
+    return others or apart, apart
+
+
+def goal_set(config: ConfigDict, lab: Lab, size: int, step: int) -> tuple[list[Task], SynthesisStats]:
+    """Makes tasks to measure on, in the scenarios set apart. D_t takes none of them.
+
+    Each has to call an action of its own, drawn at random, as far as there are enough. `random_dev` draws the
+    same actions.
+    """
+    rng, actions, made = rng_for(config.seed, "goals", step), actions_on_offer(lab), lab.tasks.fresh()
+    order = rng.permutation(len(actions)).tolist()
+    chosen = [actions[order[i % len(order)]] for i in range(size if order else 0)]
+    stats = synthesize_for_tools(
+        lab, chosen, "goal", scenarios=set_apart(config, lab)[1], wanted=len(chosen), kind="goal", step=step,
+        rng=rng, into=made,
+    )  # fmt: skip
+    return unseen(lab.tasks, list(made)), stats
+
+
+def unseen(tasks: TaskPool, made: Sequence[Task]) -> list[Task]:
+    """Returns the new tasks that are no duplicates of a pool's."""
+    refusals = tasks.fork().add(made)
+    return [task for task, refusal in zip(made, refusals, strict=True) if refusal != "duplicate"]
+
+
+def draft(
+    lab: Lab, contexts: Sequence[Context], *, step: int, rng: np.random.Generator, kind: str = "draft"
+) -> tuple[TaskPool, SynthesisStats]:
+    """Makes one task for each context that gives one, in a new pool. D_t stays as it is.
+
+    Each draft's `lineage.context` is the id of its context. `lab.adopt` takes the best into D_t, and
+    `SynthesisStats.adopting` joins the statistics of both.
+    """
+    drafts = lab.tasks.fresh()
+    made = lab.synthesize(
+        contexts, wanted=len(contexts), kind=kind, step=step, rng=rng, once=True, into=drafts
+    )
+    return drafts, made
+
+
+def propose(
+    lab: Lab,
+    drawn: Sequence[Mapping[str, Any]],
+    signal: str,
+    *,
+    step: int,
+    rng: np.random.Generator,
+    scenarios: Sequence[Task] | None = None,
+) -> tuple[list[Task | None], SynthesisStats]:
+    """Makes one draft for each setting of a proposer (synthesis/knobs.py); None where it gives none.
+
+    Args:
+      signal: names the contexts.
+      scenarios: of each setting; None: a random one that has the setting's key.
+    """
+    contexts = [
+        knobs.context(
+            d, [scenarios[i]] if scenarios else lab.scenarios, rng, id=f"{signal}/{step}/{i}", signal=signal
+        )
+        for i, d in enumerate(drawn)
+    ]
+    drafts, made = draft(lab, contexts, step=step, rng=rng)
+    by_context = {task.lineage.context: task for task in drafts}
+    return [by_context.get(c.id) for c in contexts], made
+
+
+def adopt_first(
+    lab: Lab, ranked: Sequence[Task], count: int, *, kind: str, solved: Mapping[str, float] | None = None
+) -> SynthesisStats:
+    """Adds drafts to D_t, best first, until it has taken `count`. One that it refuses costs no place.
+
+    ranked: the drafts, best first. kind and solved: as in `lab.adopt`.
+    """
+    total = SynthesisStats()
+    for task in ranked:
+        if total.added < count:
+            total.add(lab.adopt([task], kind=kind, solved=solved))
+    return total
