@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import SIGNALS, Lab
+from coevolve_jax.strategies.base import SIGNALS, Lab, evolves
 from coevolve_jax.strategies.growth import solvable, synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -29,6 +29,8 @@ def make(config: ConfigDict, state: Mapping | None = None) -> Static:
 
 
 def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
+    if not evolves(config, step):
+        return None  # before the lab is used, which says that the strategy evolves (loop/evolve.py)
     c = config.strategy
     known = {json.dumps(t.scenario, sort_keys=True): t for t in lab.tasks}
     return synthesize_freely(
