@@ -184,6 +184,17 @@ RULES = (
     *(
         Rule(
             {key: silent},
+            lambda r, key=key: key in methods.ignores(r.config),
+            "the strategy {strategy} decides it by itself",
+        )
+        for key, silent in (
+            ("data.sampling", ()), ("data.sampling_floor", ()), ("data.retire_after", ()),
+            ("data.min_evolved_share", (0.5,)),
+        )
+    ),
+    *(
+        Rule(
+            {key: silent},
             lambda r, key=key: r.reads is not None and key not in r.reads,
             "the strategy {strategy} does not read it",
         )

@@ -39,6 +39,13 @@ def reads(config: ConfigDict) -> frozenset[str] | None:
     return None if told is None else frozenset(told)
 
 
+def ignores(config: ConfigDict) -> frozenset[str]:
+    """The keys in IGNORES of the strategy's module that have no effect (strategies/base.py)."""
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
+    told = getattr(module, "IGNORES", {})
+    return frozenset(key for key, setting in told.items() if not setting or config.strategy[setting])
+
+
 def needs(config: ConfigDict) -> frozenset[str]:
     """NEEDS of the strategy's module: the services that it cannot work without (strategies/base.py).
 

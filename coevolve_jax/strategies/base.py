@@ -18,6 +18,9 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
     branch    `Lab.branch` (as for probe; the in-process engine)
 
+A module may map in `IGNORES` the keys of config.data that have no effect, since the method decides them
+itself, to the setting of its own that makes it so ("": always).
+
 A method of the literature says in `FIDELITY` how near it is to its paper: a mark and a sentence.
 """
 

@@ -36,6 +36,7 @@ from coevolve_jax.types import Group, TrainingSample
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
+IGNORES = dict.fromkeys(("data.sampling", "data.sampling_floor", "data.retire_after"), "")
 FIDELITY = "F: reward and Pareto selection are the paper's; the flywheel of refined traces is missing."
 DEFAULTS = {
     "call_slope": 0.2,  # how much a call more than the group's mean costs; 0: nothing

@@ -33,6 +33,7 @@ OPERATORS = ("add_call", "other_arguments", "other_scene", "new_turn")  # two de
 GAPS = {"max_mean": lambda r: max(r) - np.mean(r), "max_min": lambda r: max(r) - min(r), "variance": np.var}
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+IGNORES = {"data.min_evolved_share": ""}
 FIDELITY = "P: operators on reference calls evolve a task, where the paper has a language model rewrite it."
 DEFAULTS = {
     "gap": "max_mean",  # informativeness: "max_mean", "max_min" (the code's default) or "variance"

@@ -38,6 +38,7 @@ from coevolve_jax.types import Group, Task, TrainingSample
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
+IGNORES = {"data.sampling": "odds"}
 FIDELITY = "F: a method of ours, whose whole definition is this file."
 DEFAULTS = {
     "first_sight": 1,  # how many first visits to a task count; 0: all

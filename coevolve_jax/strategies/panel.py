@@ -34,6 +34,7 @@ from coevolve_jax.types import Group, Task, TrainingSample
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
+IGNORES = {"data.sampling": "odds"}
 FIDELITY = "F: a method of ours, whose whole definition is this file."
 DEFAULTS = {
     "apart": 0.25,  # share of the scenarios that the panel is made in, and no other task of an evolution

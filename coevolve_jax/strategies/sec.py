@@ -33,6 +33,9 @@ from coevolve_jax.types import Group, TrainingSample
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
+IGNORES = dict.fromkeys(
+    ("data.sampling", "data.sampling_floor", "data.retire_after", "data.min_evolved_share"), ""
+)
 FIDELITY = "F: the bandit is the paper's; D_t grows as in random, where the paper's set is fixed."
 DEFAULTS = {
     "arms": "calls",  # what tasks are grouped by (strategies/batches.py: category), as "level,calls"

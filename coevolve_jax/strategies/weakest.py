@@ -29,6 +29,7 @@ PSEUDO, PRIOR = 2, 0.35  # visits to a category that are assumed, and their solv
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
+IGNORES = dict.fromkeys(("data.sampling", "data.sampling_floor", "data.retire_after"), "")
 FIDELITY = "P: the scheduler is the paper's; its categories of spatial questions are keys of our tasks."
 DEFAULTS = {
     "category": "calls",  # what tasks are grouped by (strategies/batches.py: category)
