@@ -162,6 +162,18 @@ def test_the_losses_are_those_of_all_logits(whole, shown, policy):
     assert [row["step"] for row in rows(whole, "sft.jsonl") if "held_out_loss" in row] == [0, 4, 8]
 
 
+def dying_at(step):
+    """An update that is interrupted at this step. Raised here, since a shell may have SIGINT ignored."""
+    update = Supervised._update
+
+    def updates(course):
+        if course.step == step:
+            raise KeyboardInterrupt
+        update(course)
+
+    return updates
+
+
 def test_it_learns_and_writes_the_parameters_with_the_lowest_loss(whole, shown):
     losses = of(whole, "held_out_loss")
     assert losses[-1] < losses[0]
@@ -183,9 +195,8 @@ def test_it_learns_and_writes_the_parameters_with_the_lowest_loss(whole, shown):
 def test_it_stops_when_the_held_out_loss_gets_no_better(tmp_path, monkeypatch):
     """Every step is so large that it does harm. Killed, it still has the parameters before them."""
     config = asked(learning_rate=0.3, eval_every=1, patience=2, checkpoint_every=1)
-    update = Supervised._update
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Supervised, "_update", lambda s: update(s) if s.step < 1 else signal.raise_signal(2))
+        patch.setattr(Supervised, "_update", dying_at(1))
         warm_start(config, tmp_path / "warm")
     summary = warm_start(config, tmp_path / "warm")
     assert summary["steps"] == 2 and summary["best_step"] == 0
@@ -205,15 +216,9 @@ def test_without_held_out_demonstrations_it_writes_the_last_parameters(tmp_path)
 
 @pytest.mark.parametrize("step, saved", [(2, 0), (5, 3), (7, 6)])
 def test_killed_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, step, saved):
-    config, update = asked(eval_tasks=2, success_every=4), Supervised._update
-
-    def dies(course):
-        if course.step == step:
-            raise KeyboardInterrupt
-        update(course)
-
+    config = asked(eval_tasks=2, success_every=4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Supervised, "_update", dies)
+        patch.setattr(Supervised, "_update", dying_at(step))
         warm_start(config, tmp_path / "warm")
     assert checkpoint.latest_step(tmp_path / "warm" / "checkpoints") == saved
     warm_start(config, tmp_path / "warm")
@@ -241,10 +246,10 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, mon
 
 def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
     more = {"learner.lora_rank": 2}
-    config, update = asked(more=more, steps=4, eval_every=2, checkpoint_every=1), Supervised._update
+    config = asked(more=more, steps=4, eval_every=2, checkpoint_every=1)
     warm_start(config, tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Supervised, "_update", lambda s: update(s) if s.step < 3 else signal.raise_signal(2))
+        patch.setattr(Supervised, "_update", dying_at(3))
         warm_start(config, tmp_path / "warm")
     warm_start(config, tmp_path / "warm")
     assert untimed(tmp_path / "warm") == untimed(tmp_path / "whole")
