@@ -580,15 +580,20 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
     def prompt(answer, words):
         steps = history([Triplet(0, 0, Call("ls", {"a": answer}), Observation(answer))])
         task = Task("t", "bfcl", {}, (Turn(words or "?"),))
-        context = Context("c", "boundary", task, f"s {words}", "", "", ("ls",), (f"a {words}",))
-        options = call_lines([Call("ls", {"a": answer})])
+        call = Call("ls", {"a": answer})
+        plan = (call, f"p {words}")
+        context = Context(
+            "c", "boundary", task, f"s {words}", "", "", ("ls",), (f"a {words}",), (f"m {words}",), plan=plan
+        )
+        options = call_lines([call])
         values = dict(tools=[], round=0, steps=steps, options=options, **lead(context))
         return question("explore", 0, {}, **values).user.splitlines()
 
     plain, other = prompt("", "x"), prompt(answer, f"x {words}")
     assert len(plain) == len(other)
     changed = [b for a, b in zip(plain, other) if a != b]
-    assert len(changed) <= 5  # the request, the summary, the mistake, the step, the option
+    # The request, the summary, the mistake, what a task must call, two items of the plan, the step, the option
+    assert len(changed) <= 8
     (row,) = [json.loads(line) for line in other if line.startswith('{"step"')]
     assert row["answer"] == answer[:ANSWER] and row["arguments"] == {"a": answer}
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Episode
 from coevolve_jax.explorers.llm.answers import Client
-from coevolve_jax.explorers.llm.prompting import call_lines, history, lead, plan_lines, question, tool_lines
+from coevolve_jax.explorers.llm.prompting import call_lines, history, lead, question, tool_lines
 from coevolve_jax.types import Call
 
 MAX_ARGUMENTS = 4000  # characters of JSON
@@ -40,7 +40,6 @@ class Explorer:
                 round=e.round,
                 steps=history(e.history),
                 options=call_lines(e.options),
-                plan=plan_lines(e.context),
                 **lead(e.context),
             )
             for e in episodes

@@ -96,5 +96,6 @@ def lead(context: Context) -> dict:
         "instability_pattern": line(context.instability_pattern),
         "focus": list(context.focus_pattern),
         "avoid": list(map(line, context.avoid)),
-        "must": list(context.must),
+        "must": list(map(line, context.must)),
+        "plan": plan_lines(context),
     }
