@@ -592,7 +592,7 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
     plain, other = prompt("", "x"), prompt(answer, f"x {words}")
     assert len(plain) == len(other)
     changed = [b for a, b in zip(plain, other) if a != b]
-    # The request, the summary, the mistake, what a task must call, two items of the plan, the step, the option
+    # Request, summary, mistake, what a task must call, two items of the plan, step, option
     assert len(changed) <= 8
     (row,) = [json.loads(line) for line in other if line.startswith('{"step"')]
     assert row["answer"] == answer[:ANSWER] and row["arguments"] == {"a": answer}
