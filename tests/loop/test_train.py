@@ -253,7 +253,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
     "changes, why",
     [
         ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
-        ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, .*random, static"),
+        ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, .*random, .*static"),
         ({"learner.pack_length": 100}, "config.learner.pack_length is 100"),
         (
             {"learner.pack_length": 516, "mesh.context": 4},
