@@ -121,7 +121,7 @@ def sampled_together(folder, mesh):
     place = lambda params: jax.device_put(params, sharding.param_shardings(mesh, params))
     params = random_params(model, seed=2)
     after = place(moved(params))
-    unused = dict.fromkeys(("flops", "score", "update"))
+    unused = dict.fromkeys(("flops", "score", "update", "aim", "influence"))
     learner = SimpleNamespace(routing=(0, 0), scores=False, policy=lambda state: after, **unused)
     policy = Policy(model, place(params), None, None)
     with rendezvous.coordinated(config):

@@ -200,6 +200,8 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
         init=lambda params: object(),
         score=lambda state, batch: object(),
         update=lambda state, batch, old_logprobs: (object(), {}),
+        aim=lambda state, batch: 1.0,
+        influence=lambda state, batch, preconditioned: 0.5,
     )
     policy = SimpleNamespace(params={"a": 1})
     leader = Leader(learner, policy, HERE)
@@ -213,6 +215,8 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
         with pytest.raises(ValueError, match=f"Leader.update was given another `{name}`"):
             leader.update(state, batch, old_logprobs)
     leader.update(third, (np.ones(3, np.int32),), scores)
+    with pytest.raises(ValueError, match="Leader.update_branch was given another `branch`"):
+        leader.update_branch(third, batch)
     assert published == [
         ["init", {}, ["params"], {}],
         ["score", {}, ["state", "batch"], {"batch": [["float32", (2,)]]}],
