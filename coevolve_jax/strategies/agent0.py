@@ -23,13 +23,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
 from coevolve_jax.strategies.groups import majority, solve_rate
 from coevolve_jax.strategies.growth import adopt_first, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, TrainingSample
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
@@ -51,7 +50,7 @@ DEFAULTS = {
 LEAST, BONUS_CALLS = 0.1, 4  # a majority of this share or less counts as none; calls that earn a bonus
 
 
-class Agent0:
+class Agent0(Static):
     """`Static` with other rewards and another `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the proposer's logits, (ending, p_hat) of each adopted task, and rows
@@ -69,20 +68,16 @@ class Agent0:
             raise ValueError(
                 f"config.strategy.band is {(low, high)}: give two shares of 0 to 1, the lower one first."
             )
-        self._config = config
-        self._grpo = Static(config, state, rewards=self._rewards)
+        super().__init__(config, state, rewards=self.rewards)
         own = state or {"knobs": {}, "labels": {}, "probed": []}
         self._knobs, self._probed = dict(own["knobs"]), list(own["probed"])
         self._labels: dict[str, list] = dict(own["labels"])
 
-    def _rewards(self, group: Group) -> Sequence[float]:
+    def rewards(self, group: Group) -> Sequence[float]:
         label = self._labels.get(group.task.id)
         if label is None or self._config.strategy.labels == "checker":
             return group.rewards
         return [float(t.stop == "done" and t.ending == label[0]) for t in group.valid]
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         least = self._config.strategy.scaling
@@ -94,10 +89,10 @@ class Agent0:
             weight = least + (1 - least) * min(max((label[1] - 0.3) / 0.5, 0.0), 1.0)
             return dataclasses.replace(sample, advantages=sample.advantages * weight)
 
-        return [scaled(sample) for sample in self._grpo.compute_advantages(groups)]
+        return [scaled(sample) for sample in super().compute_advantages(groups)]
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        found = self._grpo.observe(step, groups)
+        found = super().observe(step, groups)
         rows = [*self._probed, *(agreement(g, step, "majority") for g in groups if g.valid)]
         self._probed = []
         alike = Counter[str]()
@@ -133,7 +128,7 @@ class Agent0:
 
     def to_json(self) -> dict:
         own = {"knobs": self._knobs, "labels": self._labels, "probed": self._probed}
-        return {**self._grpo.to_json(), **own}
+        return {**super().to_json(), **own}
 
 
 make = Agent0

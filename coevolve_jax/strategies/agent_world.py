@@ -26,15 +26,14 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import mistakes
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.blame import attempts, tool_weights
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import actions_on_offer, adopt_first, draft, offering, set_apart
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.tool_graph import fed, walk
-from coevolve_jax.types import Context, Group, TrainingSample
+from coevolve_jax.types import Context, Group
 
 FED, SAME_SET, ANY = 3.0, 2.0, 1.0  # weights of the edges of the graph of tools
 
@@ -52,7 +51,7 @@ DEFAULTS = {
 }
 
 
-class AgentWorld:
+class AgentWorld(Static):
     """`Static` with another `evolve`. Its state: which action's answers fed which other."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -60,19 +59,12 @@ class AgentWorld:
         for name in ("arena", "arena_rollouts", "drafts", "chain"):
             must_be(config, name, own[name] >= 1, "1 or more")
         must_be(config, "agree", 0 <= own.agree <= own.runs, f"0 to config.strategy.runs ({own.runs})")
-        self._config = config
-        self._grpo = Static(config, state)
+        super().__init__(config, state)
         self._fed: set[tuple[str, str]] = {(a, b) for a, b in state["fed"]} if state else set()
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         self._fed |= fed(groups)
-        return self._grpo.observe(step, groups)
+        return super().observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c, own = self._config, self._config.strategy
@@ -127,7 +119,7 @@ class AgentWorld:
         return contexts
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "fed": [list(edge) for edge in sorted(self._fed)]}
+        return {**super().to_json(), "fed": [list(edge) for edge in sorted(self._fed)]}
 
 
 make = AgentWorld

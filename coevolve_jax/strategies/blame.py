@@ -22,11 +22,10 @@ from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves
 from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
+from coevolve_jax.types import Group, Task, Trajectory
 
 PRIOR = 4.0  # pseudo-attempts at the mean success rate of all tools, added to each tool's counts
 
@@ -41,7 +40,7 @@ DEFAULTS = {
 }
 
 
-class Blame:
+class Blame(static.Static):
     """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: (attempts, misses) of each tool, and visits to each task up to
@@ -55,21 +54,14 @@ class Blame:
                 raise ValueError(
                     f"config.strategy.{name} is {config.strategy[name]!r}: it must be {bound} or more."
                 )
-        self._config = config
-        self._grpo = static.Static(config, state)
+        super().__init__(config, state)
         self._tools: dict[str, tuple[float, float]] = {
             tool: tuple(counts) for tool, counts in (state["tools"] if state else {}).items()
         }
         self._visits: dict[str, int] = dict(state["visits"]) if state else {}
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        found, memory = self._grpo.observe(step, groups), self._config.strategy.memory
+        found, memory = super().observe(step, groups), self._config.strategy.memory
         fresh = [group for group in groups if self._counts(group)]
         tools = {tool: (memory * n, memory * missed) for tool, (n, missed) in self._tools.items()}
         blamed = 0
@@ -103,7 +95,7 @@ class Blame:
 
     def to_json(self) -> dict:
         tools = {t: list(self._tools[t]) for t in sorted(self._tools)}
-        return {**self._grpo.to_json(), "tools": tools, "visits": self._visits}
+        return {**super().to_json(), "tools": tools, "visits": self._visits}
 
 
 make = Blame

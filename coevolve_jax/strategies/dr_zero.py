@@ -22,14 +22,13 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
@@ -46,7 +45,7 @@ DEFAULTS = {
 }
 
 
-class DrZero:
+class DrZero(Static):
     """`Static` with another `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the proposer's logits.
@@ -68,17 +67,8 @@ class DrZero:
                 f"config.strategy.hops is {tuple(own.hops)}: hops are calls, so each must lie between "
                 f"config.data.min_calls ({least}) and config.data.max_calls ({most})."
             )
-        self._config, self._grpo = config, Static(config, state)
+        super().__init__(config, state)
         self._knobs = dict(state["knobs"]) if state else {}
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
-    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        return self._grpo.observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c, own = self._config, self._config.strategy
@@ -102,7 +92,7 @@ class DrZero:
         return made.adopting(adopted, lab.tasks)
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "knobs": self._knobs}
+        return {**super().to_json(), "knobs": self._knobs}
 
 
 make = DrZero

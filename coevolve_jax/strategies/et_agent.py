@@ -27,12 +27,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be
+from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
-from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, TrainingSample
+from coevolve_jax.types import Group
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
@@ -45,7 +44,7 @@ DEFAULTS = {
 }
 
 
-class ETAgent:
+class ETAgent(Static):
     """`Static` with shaped rewards and odds. Its state: both variances of each task at its last visit."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -53,8 +52,7 @@ class ETAgent:
         for name in ("call_slope", "length_slope"):
             must_be(config, name, own[name] >= 0, "0 or more")
         must_be(config, "passed_over", 0 <= own.passed_over <= 1, "within 0 and 1")
-        self._config = config
-        self._grpo = Static(config, state, synthesize_freely, rewards=self.rewards, weights=self.weights)
+        super().__init__(config, state, synthesize_freely, rewards=self.rewards, weights=self.weights)
         self._spread = {id: tuple(v) for id, v in state["spread"].items()} if state else {}
 
     def rewards(self, group: Group) -> list[float]:
@@ -78,24 +76,15 @@ class ETAgent:
         full = [id in chosen or id not in self._spread for id in ids]
         return np.where(full, 1.0, self._config.strategy.passed_over)
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         for group in (g for g in groups if g.valid):
             calls = [len(t.actions) for t in group.valid]
             won = [t.outcome.success for t in group.valid]
             self._spread[group.task.id] = (float(np.var(calls)), float(np.var(won)))
-        return self._grpo.observe(step, groups)
-
-    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        return self._grpo.evolve(step, lab)
+        return super().observe(step, groups)
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "spread": {id: list(v) for id, v in self._spread.items()}}
+        return {**super().to_json(), "spread": {id: list(v) for id, v in self._spread.items()}}
 
 
 make = ETAgent

@@ -21,13 +21,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.growth import synthesize_in_turn
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.variants import variant
-from coevolve_jax.types import Group, TrainingSample
+from coevolve_jax.types import Group
 
 OPERATORS = ("add_call", "other_arguments", "other_scene", "new_turn")  # two deeper, two wider
 GAPS = {"max_mean": lambda r: max(r) - np.mean(r), "max_min": lambda r: max(r) - min(r), "variance": np.var}
@@ -41,27 +40,20 @@ DEFAULTS = {
 }
 
 
-class Eva:
+class Eva(Static):
     """`Static` with another `evolve`. Its state: the step and the informativeness of each last visit."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "gap", config.strategy.gap in GAPS, f"one of {', '.join(GAPS)}")
         share = config.strategy.min_evolved_share
         must_be(config, "min_evolved_share", 0 <= share <= 1, "within 0 and 1")
-        self._config = config
-        self._grpo = Static(config, state, min_evolved_share=share)
+        super().__init__(config, state, min_evolved_share=share)
         self._visits = {id: tuple(v) for id, v in state["visits"].items()} if state else {}
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         gap = GAPS[self._config.strategy.gap]
         self._visits |= {g.task.id: (step, float(gap(g.rewards))) for g in groups if g.valid}
-        return self._grpo.observe(step, groups)
+        return super().observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c = self._config
@@ -78,7 +70,7 @@ class Eva:
         return synthesize_in_turn(lab, contexts, wanted=wanted, kind="signal", step=step, rng=rng)
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "visits": {id: list(v) for id, v in self._visits.items()}}
+        return {**super().to_json(), "visits": {id: list(v) for id, v in self._visits.items()}}
 
 
 make = Eva

@@ -34,7 +34,7 @@ from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
@@ -54,7 +54,7 @@ DEFAULTS = {
 }
 
 
-class Frontier:
+class Frontier(Static):
     """`Static` with another `collect`, `observe` and `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: (attempts, misses) of each skill, and visits to each task.
@@ -64,7 +64,7 @@ class Frontier:
         check_least(
             config, {"first_sight": 0, "memory": 0, "prior": 0, "diminishing": 0, "probe": 0, "drafts": 1}
         )
-        self._config, self._grpo = config, Static(config, state)
+        super().__init__(config, state)
         self._counts: Counts = {a: tuple(n) for a, n in (state["skills"] if state else {}).items()}
         self._visits: dict[str, int] = dict(state["visits"]) if state else {}
 
@@ -72,11 +72,8 @@ class Frontier:
         odds = by_variance(self._config) if self._config.strategy.odds else None
         return collect_batch(self._config, step, tasks, roll, weights=odds)
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        own, found = self._config.strategy, self._grpo.observe(step, groups)
+        own, found = self._config.strategy, super().observe(step, groups)
         fresh = [g for g in groups if not own.first_sight or self._seen(g) < own.first_sight]
         self._visits.update({g.task.id: self._seen(g) + 1 for g in groups if own.first_sight and g.valid})
         faded = {a: (own.memory * n, own.memory * missed) for a, (n, missed) in self._counts.items()}
@@ -115,7 +112,7 @@ class Frontier:
 
     def to_json(self) -> dict:
         skills = {a: list(self._counts[a]) for a in sorted(self._counts)}
-        return {**self._grpo.to_json(), "skills": skills, "visits": self._visits}
+        return {**super().to_json(), "skills": skills, "visits": self._visits}
 
 
 make = Frontier

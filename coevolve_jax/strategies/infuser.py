@@ -23,14 +23,13 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, goal_set, propose, set_apart
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe", "influence"})
@@ -50,7 +49,7 @@ DEFAULTS = {
 EPS = 1e-6  # keeps the advantages of equal scores at 0
 
 
-class Infuser:
+class Infuser(Static):
     """`Static` with another `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the proposer's logits and the goal set.
@@ -65,18 +64,9 @@ class Infuser:
                 )
         check_least(config, {"documents": 1, "questions": 2, "probe": 2, "goal": 1, "goal_probe": 2})
         check_least(config, {"learning_rate": 0, "kl_coef": 0})
-        self._config, self._grpo = config, Static(config, state)
+        super().__init__(config, state)
         self._knobs = dict(state["knobs"]) if state else {}
         self._goal = [Task.from_json(task) for task in state["goal"]] if state else []
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
-    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        return self._grpo.observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c, own, data = self._config, self._config.strategy, self._config.data
@@ -113,7 +103,7 @@ class Infuser:
 
     def to_json(self) -> dict:
         goal = [task.to_json() for task in self._goal]
-        return {**self._grpo.to_json(), "knobs": self._knobs, "goal": goal}
+        return {**super().to_json(), "knobs": self._knobs, "goal": goal}
 
 
 make = Infuser

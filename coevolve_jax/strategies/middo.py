@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import synthesize_in_turn
@@ -31,7 +31,7 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.similarity import CountCosines
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.variants import variant
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 FIDELITY = "P: complexity and diversity are measured, the quality that a language model judges is not."
@@ -42,7 +42,7 @@ DEFAULTS = {
 }
 
 
-class Middo:
+class Middo(Static):
     """`Static` with another `evolve`, and odds of 0 for replaced tasks.
 
     Its state: the losses of each task at its last two visits. D_t's lineages say which tasks are replaced.
@@ -51,25 +51,18 @@ class Middo:
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "neighbours", config.strategy.neighbours >= 1, "1 or more")
         must_be(config, "lonely", 0 <= config.strategy.lonely <= 1, "within 0 and 1")
-        self._config = config
-        self._grpo = Static(config, state, weights=self.weights)
+        super().__init__(config, state, weights=self.weights)
         self._losses: dict[str, list[float]] = dict(state["losses"]) if state else {}
 
     def weights(self, tasks: TaskPool) -> np.ndarray:
         """Odds of each task of D_t [N]: those of config.data, and 0 for replaced tasks."""
         return sampling_weights(self._config, tasks.rows) * in_use(tasks)
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         for group in groups:
             if (p := solve_rate(group)) is not None:
                 self._losses[group.task.id] = [*self._losses.get(group.task.id, []), 1 - p][-2:]
-        return self._grpo.observe(step, groups)
+        return super().observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c = self._config
@@ -89,7 +82,7 @@ class Middo:
         return synthesize_in_turn(lab, contexts, wanted=limit, kind="signal", step=step, rng=rng)
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "losses": self._losses}
+        return {**super().to_json(), "losses": self._losses}
 
 
 make = Middo

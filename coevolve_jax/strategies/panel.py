@@ -30,7 +30,7 @@ from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
@@ -51,7 +51,7 @@ DEFAULTS = {
 MASTERED = 0.2  # weight of tasks of mastered skills
 
 
-class Panel:
+class Panel(Static):
     """`Static` with another `collect`, `observe` and `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the panel, (attempts, misses) of its last two rounds, and how often
@@ -60,7 +60,7 @@ class Panel:
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"apart": 0, "probe": 1, "prior": 0, "kappa": 0, "trust": 0, "diminishing": 0})
-        self._config, self._grpo = config, Static(config, state)
+        super().__init__(config, state)
         tasks, rounds = (state["panel"], state["rounds"]) if state else ([], [])
         self._panel = [Task.from_json(task) for task in tasks]
         self._rounds: list[Counts] = [{a: tuple(n) for a, n in own.items()} for own in rounds]
@@ -77,13 +77,10 @@ class Panel:
 
         return collect_batch(c, step, tasks, roll, weights=weights)
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         level = self._config.strategy.level
         self._visits.update(a for g in groups if g.valid for a in sorted(skills_of([g.task], level)))
-        return self._grpo.observe(step, groups)
+        return super().observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c, own = self._config, self._config.strategy
@@ -114,7 +111,7 @@ class Panel:
 
     def to_json(self) -> dict:
         return {
-            **self._grpo.to_json(),
+            **super().to_json(),
             "panel": [task.to_json() for task in self._panel],
             "rounds": [{a: list(own[a]) for a in sorted(own)} for own in self._rounds],
             "visits": dict(self._visits),

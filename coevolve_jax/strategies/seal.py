@@ -31,10 +31,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.evidence import signature
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be, trajectories_of
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, must_be, trajectories_of
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
 
 LIMITS = ("token_limit", "step_limit", "context_limit", "call_failed")  # values of Trajectory.stop
@@ -48,23 +47,19 @@ DEFAULTS = {
 }
 
 
-class SEAL:
+class SEAL(Static):
     """`Static` with reweighted advantages. Its state: fast and slowly decayed counts of each type."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "memory", 0 <= config.strategy.memory < 1, "0 or more, below 1")
         for name in ("frequent", "rising"):
             must_be(config, name, config.strategy[name] >= 0, "0 or more")
-        self._config = config
-        self._grpo = Static(config, state)
+        super().__init__(config, state)
         self._fast: dict[str, float] = dict(state["fast"]) if state else {}
         self._slow: dict[str, float] = dict(state["slow"]) if state else {}
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        tasks, samples = {g.task.id: g.task for g in groups}, self._grpo.compute_advantages(groups)
+        tasks, samples = {g.task.id: g.task for g in groups}, super().compute_advantages(groups)
         types = [failure(tasks[s.trajectory.task_id], s.trajectory) for s in samples]
         weights = np.array([self._weight(kind) for kind in types])
         return [
@@ -80,7 +75,7 @@ class SEAL:
         return 1 + own.frequent * f + own.rising * max(0.0, f - s)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        found, memory = self._grpo.observe(step, groups), self._config.strategy.memory
+        found, memory = super().observe(step, groups), self._config.strategy.memory
         tasks = {g.task.id: g.task for g in groups}
         valid = [t for t in trajectories_of(groups) if t.outcome.valid]
         new = Counter(filter(None, (failure(tasks[t.task_id], t) for t in valid)))
@@ -91,7 +86,7 @@ class SEAL:
         return None
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "fast": self._fast, "slow": self._slow}
+        return {**super().to_json(), "fast": self._fast, "slow": self._slow}
 
 
 make = SEAL

@@ -23,13 +23,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.grpo.advantages import group_advantages
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be
+from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
 from coevolve_jax.strategies.batches import category
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
-from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, TrainingSample
+from coevolve_jax.types import Group
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
@@ -46,7 +45,7 @@ DEFAULTS = {
 }
 
 
-class SEC:
+class SEC(Static):
     """`Static` with odds by the bandit. Its state: Q and the last mean reward of each arm."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -54,8 +53,7 @@ class SEC:
         must_be(config, "signal", own.signal in ("advantage", "progress"), "advantage or progress")
         must_be(config, "rate", 0 < own.rate <= 1, "above 0, at most 1")
         must_be(config, "tau", own.tau > 0, "above 0")
-        self._config = config
-        self._grpo = Static(config, state, synthesize_freely, weights=self.weights, min_evolved_share=0.0)
+        super().__init__(config, state, synthesize_freely, weights=self.weights, min_evolved_share=0.0)
         self._values: dict[str, float] = dict(state["values"]) if state else {}
         self._means: dict[str, float] = dict(state["means"]) if state else {}
 
@@ -65,12 +63,6 @@ class SEC:
         sizes = Counter(arms)
         logits = np.array([self._values.get(arm, 0.0) for arm in arms]) / self._config.strategy.tau
         return np.exp(logits - logits.max()) / np.array([sizes[arm] for arm in arms])
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         own, rollouts = self._config.strategy, defaultdict(list)
@@ -82,7 +74,7 @@ class SEC:
                 continue
             value = self._values.get(arm, 0.0)
             self._values[arm] = (1 - own.rate) * value + own.rate * self._reward(arm, rollouts[arm])
-        return self._grpo.observe(step, groups)
+        return super().observe(step, groups)
 
     def _reward(self, arm: str, rollouts: Sequence[tuple[float, float]]) -> float:
         """The arm's reward for rollouts of (reward, |advantage|); 0 without any. Keeps their mean reward."""
@@ -93,11 +85,8 @@ class SEC:
         self._means[arm] = mean
         return size if self._config.strategy.signal == "advantage" else change
 
-    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        return self._grpo.evolve(step, lab)
-
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "values": self._values, "means": self._means}
+        return {**super().to_json(), "values": self._values, "means": self._means}
 
 
 make = SEC

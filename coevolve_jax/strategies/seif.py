@@ -20,14 +20,13 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, TrainingSample
+from coevolve_jax.types import Group
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe"})
@@ -40,7 +39,7 @@ DEFAULTS = {
 }
 
 
-class Seif:
+class Seif(Static):
     """`Static` with other rewards and another `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the instructor's logits and the number of its rounds.
@@ -48,17 +47,11 @@ class Seif:
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"drafts": 1, "probe": 1, "learning_rate": 0, "kl_coef": 0})
-        self._config, self._grpo = config, Static(config, state, rewards=met)
+        super().__init__(config, state, rewards=met)
         self._knobs, self._round = (dict(state["knobs"]), state["round"]) if state else ({}, 0)
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        found = self._grpo.observe(step, groups)
+        found = super().observe(step, groups)
         partly = sum(0 < a < 1 for g in groups for a in met(g))
         return StepReport({**found.counts, "partly_met": partly}, found.rows)
 
@@ -81,7 +74,7 @@ class Seif:
         return made.adopting(adopted, lab.tasks)
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "knobs": self._knobs, "round": self._round}
+        return {**super().to_json(), "knobs": self._knobs, "round": self._round}
 
 
 make = Seif

@@ -22,14 +22,13 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, propose, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe", "branch"})
@@ -51,7 +50,7 @@ DEFAULTS = {
 SCREENING = 4  # first rollouts of each candidate; only those that all fail get the others
 
 
-class Soar:
+class Soar(Static):
     """`Static` with another `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the teacher's logits, the mean rewards of the last evolutions, and
@@ -61,19 +60,10 @@ class Soar:
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         least = {"hard": 1, "candidates": 1, "attempts": 1, "sets": 2, "size": 1, "updates": 1, "batch": 1}
         check_least(config, {**least, "branch_rollouts": 2, "window": 1, "learning_rate": 0, "kl_coef": 0})
-        self._config, self._grpo = config, Static(config, state)
+        super().__init__(config, state)
         own = state or {"knobs": {}, "gains": [], "hard": []}
         self._knobs, self._gains = dict(own["knobs"]), list(own["gains"])
         self._hard = [Task.from_json(task) for task in own["hard"]]
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
-    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        return self._grpo.observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c, own, data = self._config, self._config.strategy, self._config.data
@@ -130,7 +120,7 @@ class Soar:
 
     def to_json(self) -> dict:
         own = {"knobs": self._knobs, "gains": self._gains, "hard": [task.to_json() for task in self._hard]}
-        return {**self._grpo.to_json(), **own}
+        return {**super().to_json(), **own}
 
 
 make = Soar

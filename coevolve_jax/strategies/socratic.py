@@ -26,14 +26,13 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
 from coevolve_jax.strategies.blame import attempts
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, draft, goal_set
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Context, Group, Step, Task, TrainingSample
+from coevolve_jax.types import Call, Context, Group, Step, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"probe", "influence"})
@@ -51,7 +50,7 @@ EXAMPLES, FORGOTTEN = 8, 0.05  # examples kept of a skill; a count at which a sk
 LEAST = 0.1  # weight of a skill
 
 
-class Socratic:
+class Socratic(Static):
     """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the registry of skills and the trusted set. A skill, by its three
@@ -60,20 +59,14 @@ class Socratic:
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"memory": 0, "drafts": 1, "probe": 2, "goal": 1, "goal_probe": 2})
-        self._config, self._grpo = config, Static(config, state)
+        super().__init__(config, state)
         self._skills: dict[str, dict] = (
             {key: dict(own) for key, own in state["skills"].items()} if state else {}
         )
         self._goal = [Task.from_json(task) for task in state["goal"]] if state else []
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        found, lessons = self._grpo.observe(step, groups), [x for g in groups for x in lessons_of(g)]
+        found, lessons = super().observe(step, groups), [x for g in groups for x in lessons_of(g)]
         for own in self._skills.values():
             own["count"] *= self._config.strategy.memory
         for parts, task, calls in lessons:
@@ -137,7 +130,7 @@ class Socratic:
     def to_json(self) -> dict:
         skills = {key: dict(own) for key, own in self._skills.items()}  # `observe` changes its own ones
         goal = [task.to_json() for task in self._goal]
-        return {**self._grpo.to_json(), "skills": skills, "goal": goal}
+        return {**super().to_json(), "skills": skills, "goal": goal}
 
 
 make = Socratic

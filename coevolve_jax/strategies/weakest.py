@@ -16,14 +16,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, must_be
+from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
 from coevolve_jax.strategies.batches import category
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
-from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, TrainingSample
+from coevolve_jax.types import Group
 
 PSEUDO, PRIOR = 2, 0.35  # visits to a category that are assumed, and their solve rate
 
@@ -37,13 +36,12 @@ DEFAULTS = {
 }
 
 
-class Weakest:
+class Weakest(Static):
     """`Static` with odds by category. Its state: (visits, sum of their solve rates) of each category."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "floor", 0 < config.strategy.floor <= 1, "above 0, at most 1")
-        self._config = config
-        self._grpo = Static(config, state, synthesize_freely, weights=self.weights)
+        super().__init__(config, state, synthesize_freely, weights=self.weights)
         self._seen = {name: tuple(counts) for name, counts in (state["seen"] if state else {}).items()}
 
     def weights(self, tasks: TaskPool) -> np.ndarray:
@@ -57,25 +55,16 @@ class Weakest:
         accuracy = (total + PSEUDO * PRIOR) / (n + PSEUDO)
         return max(self._config.strategy.floor, 1 - accuracy)
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        return self._grpo.compute_advantages(groups)
-
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         for group in groups:
             if (p := solve_rate(group)) is not None:
                 name = category(group.task, self._config.strategy.category)
                 n, total = self._seen.get(name, (0, 0.0))
                 self._seen[name] = (n + 1, total + p)
-        return self._grpo.observe(step, groups)
-
-    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        return self._grpo.evolve(step, lab)
+        return super().observe(step, groups)
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "seen": {name: list(n) for name, n in self._seen.items()}}
+        return {**super().to_json(), "seen": {name: list(n) for name, n in self._seen.items()}}
 
 
 make = Weakest

@@ -28,12 +28,11 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, draft
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.variants import OPERATORS, variant
 from coevolve_jax.types import SUCCESS, Group, Task, TrainingSample, Trajectory
 
@@ -51,7 +50,7 @@ DEFAULTS = {
 }
 
 
-class WebRL:
+class WebRL(Static):
     """`Static` with another `evolve`, and replay. Its state: the critic, the visited tasks, the replay."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -62,17 +61,13 @@ class WebRL:
         if own.replay and config.learner.replay_routing:
             rule = "0 with config.learner.replay_routing, since replayed rollouts keep no routing"
             must_be(config, "replay", False, rule)
-        self._config = config
-        self._grpo = Static(config, state)
+        super().__init__(config, state)
         self._critic: dict[str, float] = dict(state["critic"]) if state else {}
         self._seen: set[str] = set(state["seen"]) if state else set()
         self._kept = [_from_json(row) for row in state["kept"]] if state else []
 
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return self._grpo.collect(step, tasks, roll)
-
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        own, weight = self._grpo.compute_advantages(groups), self._config.strategy.replay_weight
+        own, weight = super().compute_advantages(groups), self._config.strategy.replay_weight
         count = min(len(self._kept), len(own) // 2)
         return own + [
             TrainingSample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32))
@@ -91,7 +86,7 @@ class WebRL:
                 kept[group.task.id] = _from_json(_to_json(won[0]))
         size = self._config.strategy.replay
         self._kept = list(kept.values())[-size:] if size else []
-        found = self._grpo.observe(step, groups)
+        found = super().observe(step, groups)
         return StepReport({**found.counts, "replay": len(self._kept)}, found.rows)
 
     def _features(self, task: Task) -> dict[str, float]:
@@ -120,7 +115,7 @@ class WebRL:
 
     def to_json(self) -> dict:
         own = {"critic": self._critic, "seen": sorted(self._seen), "kept": [_to_json(t) for t in self._kept]}
-        return {**self._grpo.to_json(), **own}
+        return {**super().to_json(), **own}
 
 
 make = WebRL
