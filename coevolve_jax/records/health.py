@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.diagnosis.features import correlation, taught
 from coevolve_jax.types import Group, TrainingSample, Trajectory
 
 # Threshold in config.health -> (name of the value, whether too high (True) or too low is alarming, the
@@ -64,7 +65,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
         "steps": _mean([len(t.steps) for t in valid]),
         "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
         "active_groups": len(taught(samples)) / len(groups),
-        "length_reward": _correlation([len(t.ids) for t in valid], [t.outcome.reward for t in valid]),
+        "length_reward": correlation([len(t.ids) for t in valid], [t.outcome.reward for t in valid]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),
         "invalid": 1 - len(valid) / len(everything),
         **{
@@ -72,16 +73,6 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
             for name, success in (("success", True), ("failure", False))
         },
     }
-
-
-def taught(samples: Sequence[TrainingSample]) -> set[str]:
-    """Ids of the tasks that the learner learns from.
-
-    With learner.skip_zero_variance_groups off there are also samples with zero advantage; those teach
-    nothing.
-    """
-    teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
-    return {s.trajectory.task_id for s in samples if teaches(s)}
 
 
 def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -158,9 +149,3 @@ def _seen_before(items: Sequence[Any]) -> list[int]:
 
 def _mean(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def _correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return None
-    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,171 @@
+"""The language of formulas: what it gives, what it refuses, and that no text gets past it."""
+
+import builtins
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coevolve_jax.diagnosis import expressions
+from coevolve_jax.diagnosis.expressions import ExpressionError
+from coevolve_jax.diagnosis.features import FIELDS, LABELS, UNITS, fields
+
+ROW = {
+    "rollouts": 1, "calls": 3, "errors": 1, "malformed": 0, "tokens": 200, "policy_tokens": 40,
+    "logprob_mean": -0.5, "turns": 2, "stop": "done", "tools": ["ls", "wc", "ls"],
+    "actions": ["ls", "wc", "ls"], "distinct_tools": 2, "is_new_task": True,
+}  # fmt: skip
+NAMES = ("ls", "wc", "cat", "done", "token_limit", "failed_calls")
+WHOLE = {"rollouts": 4, "tool_calls": {"ls": 6, "wc": 2}, "stops": {"done": 4}, "live": 0.25,
+         "mean": {"failed_calls": 0.5}}  # fmt: skip
+
+VALUES = {
+    "double(errors) / double(calls)": 1 / 3,
+    "calls == 0 ? 0.0 : double(errors) / double(calls)": 1 / 3,
+    "calls > 2": 1.0,
+    "calls > 2 && errors > 1": 0.0,
+    "calls > 2 || errors > 1": 1.0,
+    "!is_new_task": 0.0,
+    "is_new_task": 1.0,
+    "-logprob_mean": 0.5,
+    "logprob_mean * 2.0 - 1.5e-1": -1.15,
+    "double(calls % 2)": 1.0,
+    "double(tokens / 7)": 28.0,
+    "double(int(logprob_mean * 5.0))": -2.0,
+    "stop == 'done'": 1.0,
+    'stop != "done"': 0.0,
+    "stop in ['token_limit', 'done']": 1.0,
+    "'cat' in tools": 0.0,
+    "tools[0] == 'ls'": 1.0,
+    "double(tools.filter(t, t == 'ls').size()) / double(tools.size())": 2 / 3,
+    "double(size(tools))": 3.0,
+    "tools.exists(t, t == 'wc')": 1.0,
+    "tools.exists_one(t, t == 'wc')": 1.0,
+    "tools.all(t, t in ['ls', 'wc'])": 1.0,
+    "tools.map(t, t == 'ls').size() == 3": 1.0,
+    "tools.filter(t, t == 'ls').exists(u, u == 'wc')": 0.0,
+    "tools == actions": 1.0,
+    "(((calls)))\n >= 3": 1.0,
+    "true": 1.0,
+    "2.5": 2.5,
+}
+MISSING = (
+    "double(calls) / 0.0", "0.0 / double(malformed)", "calls / malformed > 1", "tools[7] == 'ls'",
+    "9223372036854775807 + calls > 0", "staleness", "double(missed_reference)",
+)  # fmt: skip
+REFUSED = {
+    "": "is missing",
+    " \n": "is missing",
+    "calls": "is of type int: wrap it in double",
+    "stop": "is of type string",
+    "tools": "is of type list",
+    "[1.0, 2.0]": "is of type list",
+    "calls + 1.0": "no matching overload",
+    "calls +": "Syntax error",
+    "double(calls": "missing '\\)'",
+    ")(": "Syntax error",
+    "failures > 1": "failures is no field of a trajectory",
+    "call > 1": "did you mean calls",
+    "live > 0.5": "live is no field of a trajectory",
+    **{f"{label} > 0.5": f"{label} is the outcome" for label in LABELS},
+    "calls.real > 1": "real is no field",
+    "tools.__class__.size() > 1": "__class__ is no field",
+    "stop.matches('done')": "matches is no field",
+    "timestamp('done') > timestamp('done')": "timestamp is no field",
+    "type(calls) == int": "type is no field",
+    "dyn(calls) > 1.0": "dyn is no field",
+    "has(tools.x)": "has is no field",
+    "__import__('ls')": "__import__ is no field",
+    "null == null": "null is no field",
+    "3u > 2u": "u is no field",
+    "r'done' == stop": "r is no field",
+    "{'ls': 1}['ls'] > 0": "cannot have '{'",
+    "stop == '''done'''": "'' is no name of a tool",
+    "stop == 'do' + 'ne'": "'do' is no name of a tool",
+    r"stop == 'd\x6fne'": r"cannot have \"'\"",
+    "stop == 'held_out_17'": "'held_out_17' is no name of a tool",
+    "'" + "x" * 250 + "' == stop": "is no name of a tool",
+    "calls > 1 // comment": "cannot have '/'",
+    "calls > 1; errors > 1": "cannot have ';'",
+    "caлls > 1": "cannot have 'л'",
+    "calls > 1\0": r"cannot have '\\x00'",
+    "1e999 > 1.0": "1e999 is too large",
+    "99999999999999999999 > calls": "invalid int",
+    "tools.all(t, tools.exists(u, u == t))": "a comprehension within another",
+    "[1, 2].map(a, [1, 2].map(b, [1, 2].map(c, 1))).size() > 1": "a comprehension within another",
+    "tools.exists(calls, calls == 'ls')": "needs a variable of its own",
+    "tools.exists(t == 'ls')": "needs a variable of its own",
+    "tools.filter > 1": "filter is no field",
+    "exists(t, t == 1)": "exists is no field",
+    "(" * 40 + "calls" + ")" * 40 + " > 1": "recursion limit",
+    "+".join(["1"] * 140) + " > 1": "recursion depth",
+    "calls > 1 " * 40: "400 characters: 300 are the most",
+    "a" * 10_000_000: "10000000 characters",
+    None: "is missing",
+    float("nan"): "is missing",
+}
+
+
+@pytest.mark.parametrize("source, value", VALUES.items())
+def test_a_formula_has_its_value(source, value):
+    assert expressions.compile(source, "trajectory", NAMES).value(ROW) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("source", MISSING)
+def test_an_error_and_no_finite_number_are_missing(source):
+    assert expressions.compile(source, "trajectory", NAMES).value(ROW) is None
+
+
+@pytest.mark.parametrize("source, why", REFUSED.items(), ids=lambda text: str(text)[:40])
+def test_a_hostile_or_wrong_formula_is_refused_in_a_sentence(source, why):
+    with pytest.raises(ExpressionError, match=why) as refusal:
+        expressions.compile(source, "trajectory", NAMES)
+    sentence = str(refusal.value)
+    assert "\n" not in sentence and len(sentence) < 400 and sentence[-1] in ".?"
+
+
+def test_units_have_fields_of_their_own_and_none_of_a_trajectory_is_its_outcome():
+    assert not set(fields("trajectory")) & set(LABELS) and len({f.name for f in FIELDS}) == len(FIELDS)
+    value = lambda source: expressions.compile(source, "step", NAMES).value(WHOLE)
+    assert value("double(tool_calls['ls']) / double(rollouts)") == 1.5
+    assert value("mean['failed_calls'] > 0.4 && live < 0.5") == 1.0
+    assert value("stops['token_limit'] > 0") is None
+    for unit in UNITS:
+        for field in fields(unit).values():
+            try:  # a value of each declared type can be read
+                expressions.compile(field.name, unit)
+            except ExpressionError as error:
+                assert "is of type" in str(error)
+    with pytest.raises(ExpressionError, match="no unit 'run': a formula is about one of trajectory"):
+        expressions.compile("true", "run")
+
+
+def test_without_names_any_text_passes():
+    assert expressions.compile("'rm -r' in tools", "trajectory").value(ROW) == 0.0
+
+
+@given(
+    st.one_of(
+        st.text(max_size=60), st.text("calstop tools.filter(t,=='ls')><&|!?:+-*/%[]0123.\"", max_size=80)
+    )
+)
+def test_no_text_gets_past_the_language(source):
+    try:
+        value = expressions.compile(source, "trajectory", NAMES).value(ROW)
+        assert value is None or isinstance(value, float)
+    except ExpressionError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("cel_expr_python"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    expressions._environment.cache_clear()
+    with pytest.raises(ExpressionError, match=r"needs the package cel-expr-python.*coevolve_jax\[harness\]"):
+        expressions.compile("calls > 1", "trajectory")
