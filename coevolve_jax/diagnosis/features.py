@@ -1,0 +1,255 @@
+"""Rows: what a trajectory, a group, a step or a version shows, as plain values that formulas read.
+
+A row is a dict by the names of FIELDS. It lacks the names whose values are unknown. The outcome is the label
+of the diagnostics of trajectories, so no row of a trajectory has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
+
+Row = dict[str, Any]
+
+UNITS = ("trajectory", "group", "step", "version")
+LABELS = ("reward", "success", "progress", "shaped", "advantage")  # no fields of a trajectory
+CUT = ("token_limit", "step_limit", "context_limit")  # stops by a limit
+_ONE, _MANY, _ALL, _STEPS = UNITS[:1], UNITS[1:], UNITS, UNITS[2:]
+
+
+class Field(NamedTuple):
+    """A value of a row.
+
+    type: in CEL. units: the rows that have it. In all but a trajectory's, an int is the sum over the valid
+    rollouts and a double a mean, unless the meaning says otherwise.
+    """
+
+    name: str
+    type: str
+    units: tuple[str, ...]
+    meaning: str
+
+
+FIELDS = (
+    Field("rollouts", "int", _ALL, "valid rollouts; 1 in the row of a trajectory"),
+    Field("calls", "int", _ALL, "tool calls that could be read"),
+    Field("errors", "int", _ALL, "calls that came back as errors"),
+    Field("malformed", "int", _ALL, "texts that could not be parsed as a call"),
+    Field("tokens", "int", _ALL, "tokens of the conversation"),
+    Field("policy_tokens", "int", _ALL, "tokens that the policy sampled"),
+    Field("logprob_mean", "double", _ALL, "log-probability of a sampled token, in nats, over all of them"),
+    Field("turns", "int", _ALL, "user turns that were begun"),
+    Field("truncated", "int", _ALL, "rollouts that a limit ended"),
+    Field("stop", "string", _ONE, "why the rollout ended"),
+    Field("stops", "map(string, int)", _MANY, "rollouts by Trajectory.stop"),
+    Field("tools", "list(string)", _ONE, "the tool of each call, in order"),
+    Field("tool_calls", "map(string, int)", _MANY, "calls by tool"),
+    Field("actions", "list(string)", _ONE, "the action pattern of each call to a tool of the task, in order"),
+    Field("distinct_tools", "int", _ALL, "different tools called; not a sum"),
+    Field("repeated_pairs", "int", _ALL, "pairs of consecutive calls that the same rollout made before"),
+    Field("pairs", "int", _ALL, "pairs of consecutive calls"),
+    Field("longest_run", "int", _ALL, "most consecutive calls with one action pattern; a maximum"),
+    Field("reference_calls", "int", _ALL, "reference calls of the task"),
+    Field("missed_reference", "int", _ALL, "reference calls whose action was not taken as often"),
+    Field("extra_calls", "int", _ALL, "actions beyond those of the reference calls"),
+    Field("staleness", "double", _ALL, "age of the weights that sampled a token, in updates"),
+    Field("is_new_task", "bool", _ONE, "evolution made the task"),
+    Field("new_tasks", "double", _MANY, "share of groups whose task evolution made"),
+    Field("groups", "int", _MANY, "groups"),
+    Field("invalid", "int", _MANY, "rollouts that our own infrastructure failed"),
+    Field("success", "double", _MANY, "share of rollouts that succeed"),
+    Field("reward", "double", _MANY, "the environment's own reward"),
+    Field("shaped_mean", "double", _MANY, "reward with the terms of config.reward"),
+    Field("spread", "double", _MANY, "standard deviation of the rewards within a group"),
+    Field("zero_variance", "double", _MANY, "share of groups with equal rewards"),
+    Field("mixed", "double", _MANY, "share of groups with successes and failures"),
+    Field("live", "double", _MANY, "share of groups that are learned from"),
+    Field("kept_share", "double", _MANY, "share of mixed groups that are learned from"),
+    Field("tool_entropy", "double", _MANY, "entropy of the tools called, in bits"),
+    Field("length_reward", "double", _MANY, "correlation of the conversation's tokens with the reward"),
+    Field("kl", "double", _STEPS, "KL to the start, in nats per token, as the learner measures it"),
+    Field("grad_norm", "double", _STEPS, "norm of the gradient"),
+    Field("clip_fraction", "double", _STEPS, "share of tokens whose ratio is clipped"),
+    Field("entropy", "double", _STEPS, "entropy of the policy's next token, in nats"),
+    Field("mismatch", "double", _STEPS, "difference of learner and sampler, in nats per token"),
+    Field("mean", "map(string, double)", _MANY, "mean of a trajectory's diagnostic, by its id"),
+    Field("p90", "map(string, double)", _MANY, "its 90th percentile"),
+    Field("solved", "map(string, double)", _MANY, "its mean over the successes"),
+    Field("failed", "map(string, double)", _MANY, "its mean over the failures"),
+)
+LEARNED = {  # field -> name in metrics.jsonl
+    "kl": "kl", "grad_norm": "grad_norm", "clip_fraction": "clip_fraction", "entropy": "entropy",
+    "mismatch": "mismatch_mean",
+}  # fmt: skip
+
+
+def fields(unit: str) -> dict[str, Field]:
+    """The fields of a unit's rows, by name."""
+    return {f.name: f for f in FIELDS if unit in f.units}
+
+
+def trajectory_row(trajectory: Trajectory, task: Task, step: int | None = None) -> Row:
+    """The row of one rollout.
+
+    step: the GRPO step that learns from it, for `staleness`. None counts from its newest token.
+    """
+    t, calls = trajectory, [s for s in trajectory.steps if s.call is not None]
+    done, asked, ages = Counter(t.actions), Counter(task.actions), t.versions[t.mask]
+    pairs = [(a.text, b.text) for a, b in itertools.pairwise(calls)]
+    row = {
+        "rollouts": 1,
+        "calls": len(calls),
+        "errors": sum(s.error for s in calls),
+        "malformed": len(t.steps) - len(calls),
+        "tokens": len(t.ids),
+        "policy_tokens": int(t.mask.sum()),
+        "turns": len(t.turn_starts),
+        "truncated": int(t.stop in CUT),
+        "stop": t.stop,
+        "tools": [s.call.name for s in calls if s.call],
+        "actions": list(t.actions),
+        "distinct_tools": len({s.call.name for s in calls if s.call}),
+        "repeated_pairs": len(pairs) - len(set(pairs)),
+        "pairs": len(pairs),
+        "longest_run": max(
+            (len(list(run)) for _, run in itertools.groupby(calls, key=lambda s: s.action)), default=0
+        ),
+        "reference_calls": len(task.calls),
+        "missed_reference": (asked - done).total(),
+        "extra_calls": (done - asked).total(),
+        "is_new_task": task.lineage.kind != "initial",
+    }
+    if len(ages):
+        row["logprob_mean"] = float(np.mean(t.logprobs[t.mask]))
+        row["staleness"] = float(np.mean((int(ages.max()) if step is None else step) - ages))
+    return row
+
+
+def group_row(group: Group, samples: Sequence[TrainingSample] = (), **more: Any) -> Row:
+    """The row of one group: that of a step of this group alone. more: as in `step_row`."""
+    return step_row([group], samples, **more)
+
+
+def step_row(
+    groups: Sequence[Group],
+    samples: Sequence[TrainingSample] = (),
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    diagnostics: Mapping[str, Callable[[Row], float | None]] | None = None,
+    rewards: Callable[[Group], Sequence[float]] = lambda group: group.rewards,
+    step: int | None = None,
+) -> Row:
+    """The row of a step's groups.
+
+    Args:
+      samples: what the learner was given for them.
+      metrics: the step's row of metrics.jsonl, for the values of the learner.
+      diagnostics: id -> value of a trajectory's row.
+      rewards: those of `diagnosis.rewards.rewards_of`, for `shaped_mean`.
+      step: as in `trajectory_row`.
+    """
+    scored, learned = [g for g in groups if g.valid], taught(samples)
+    valid = [(t, g.task) for g in scored for t in g.valid]
+    rows = [trajectory_row(t, task, step) for t, task in valid]
+    won = [t.outcome.success for t, _ in valid]
+    reward = [t.outcome.reward for t, _ in valid]
+    spreads = [g.spread for g in scored]
+    tools = Counter(tool for row in rows for tool in row["tools"])
+    by_tokens = lambda name: _weighted([(r[name], r["policy_tokens"]) for r in rows if name in r])
+    row = {
+        **{f.name: sum(r[f.name] for r in rows) for f in FIELDS if f.type == "int" and f.units == _ALL},
+        "longest_run": max((r["longest_run"] for r in rows), default=0),
+        "distinct_tools": len(tools),
+        "logprob_mean": by_tokens("logprob_mean"),
+        "staleness": by_tokens("staleness"),
+        "stops": dict(Counter(t.stop for t, _ in valid)),
+        "tool_calls": dict(tools),
+        "new_tasks": _mean([g.task.lineage.kind != "initial" for g in groups]),
+        "groups": len(groups),
+        "invalid": sum(len(g.trajectories) for g in groups) - len(valid),
+        "success": _mean(won),
+        "reward": _mean(reward),
+        "shaped_mean": _mean([r for g in scored for r in rewards(g)]),
+        "spread": _mean(spreads),
+        "zero_variance": _mean([s == 0 for s in spreads]),
+        "mixed": _mean([g.mixed for g in scored]),
+        "live": _mean([g.task.id in learned for g in groups]),
+        "kept_share": _mean([g.task.id in learned for g in scored if g.mixed]),
+        "tool_entropy": _entropy(tools),
+        "length_reward": correlation([r["tokens"] for r in rows], reward),
+        **{field: (metrics or {}).get(name) for field, name in LEARNED.items()},
+    }
+    found = {id: [value(r) for r in rows] for id, value in (diagnostics or {}).items()}
+
+    def each(of: Callable[[list[float]], Any], outcomes=(False, True)) -> dict[str, float]:
+        there = {
+            id: [v for v, success in zip(values, won, strict=True) if v is not None and success in outcomes]
+            for id, values in found.items()
+        }
+        return {id: float(of(values)) for id, values in there.items() if values}
+
+    row["mean"], row["p90"] = each(np.mean), each(lambda values: np.percentile(values, 90))
+    row["solved"], row["failed"] = each(np.mean, (True,)), each(np.mean, (False,))
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def version_row(steps: Sequence[Row]) -> Row:
+    """The row of a run from those of its steps: sums of counts, means of the rest, the greatest maximum."""
+    row: Row = {}
+    for f in fields("version").values():
+        values = [r[f.name] for r in steps if f.name in r]
+        if f.type.startswith("map"):
+            names = {name for value in values for name in value}
+            parts = {name: [v[name] for v in values if name in v] for name in sorted(names)}
+            row[f.name] = {n: sum(v) if f.type.endswith("int)") else _mean(v) for n, v in parts.items()}
+        elif f.type == "int":
+            row[f.name] = max(values, default=0) if f.name == "longest_run" else sum(values)
+        elif values:
+            row[f.name] = _mean(values)
+    row["distinct_tools"] = len(row["tool_calls"])
+    return row
+
+
+def taught(samples: Sequence[TrainingSample]) -> set[str]:
+    """Ids of the tasks that the learner learns from.
+
+    With learner.skip_zero_variance_groups off there are also samples with zero advantage; those teach
+    nothing.
+    """
+    teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
+    return {s.trajectory.task_id for s in samples if teaches(s)}
+
+
+def with_outcome(groups: Iterable[Group], success: bool) -> list[Group]:
+    """The groups with their valid rollouts of one outcome alone, for rows by outcome."""
+    return [Group(g.task, tuple(t for t in g.valid if t.outcome.success == success)) for g in groups]
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Pearson's correlation; None where one of the two is constant."""
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _weighted(pairs: Sequence[tuple[float, int]]) -> float | None:
+    if not pairs:
+        return None
+    values, weights = zip(*pairs)
+    return float(np.average(values, weights=weights))
+
+
+def _entropy(counts: Counter[str]) -> float | None:
+    shares = [n / counts.total() for n in counts.values()]
+    return -sum(p * math.log2(p) for p in shares) if shares else None
