@@ -296,6 +296,21 @@ TESTBED = dict(
     candidates=800,  # tasks that D_0 is chosen from
 )
 
+# A section of campaigns, in which the harness evolves too (coevolve_jax/harness), absent elsewhere.
+HARNESS = dict(
+    versions=Key(6, least=1),  # to train, besides the start
+    seeds=wholes(0, 1),  # of the runs of each version
+    seed=Key(0, least=0),  # of what the proposer draws
+    # Who proposes: scripted, placebo, score, search, or the dotted path of a module.
+    proposer="scripted",
+    levers=texts(),  # the open ones (harness/levers.py); none: all
+    bounds=texts(),  # KEY=LOW:HIGH of a lever, in place of its own
+    diagnostics=Key("evolving", of=("evolving", "fixed")),  # whether new diagnostics may be registered
+    audit=Key("replay", of=("replay", "none")),  # who judges successes besides the environment
+    # Standard deviation over seeds of one run's success on the selection set, a rate.
+    noise=Key(0.017, least=0.0),
+)
+
 # Bounds on settings of our strategies and explorers. Their modules have the defaults and the meanings.
 OWN: dict[str, Key] = {
     "strategy.probe": Key(None, least=0),
@@ -346,7 +361,7 @@ def _specified(found: Mapping[str, Any], prefix: str = "") -> dict[str, Key]:
 REQUIRED: dict[str, Key] = _specified(TOP)
 for _section, _keys in SECTIONS.items():
     REQUIRED |= _specified(_keys, f"{_section}.")
-OPTIONAL: dict[str, Key] = _specified(TESTBED, "testbed.")
+OPTIONAL: dict[str, Key] = _specified(TESTBED, "testbed.") | _specified(HARNESS, "harness.")
 for _keys in FAMILIES.values():
     OPTIONAL |= _specified(_keys, "environment.")
 SERVING = tuple(name for name, key in (REQUIRED | OWN).items() if key.serving)

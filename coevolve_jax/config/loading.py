@@ -23,6 +23,11 @@ def defaults(strategy: str = keys.STRATEGY["name"], explorer: str = keys.EXPLORE
     return config
 
 
+def harness() -> ConfigDict:
+    """The section of a campaign, `config.harness`, with every key at its default."""
+    return ConfigDict(_values(keys.HARNESS))
+
+
 def _values(specified: Mapping[str, Any]) -> dict[str, Any]:
     return {name: key.default if isinstance(key, Key) else key for name, key in specified.items()}
 

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coevolve_jax.diagnosis import trends
 from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
 
 Row = dict[str, Any]
 
-UNITS = ("trajectory", "group", "step", "version")
+UNITS = ("trajectory", "group", "step", "version", "trend")
 LABELS = ("reward", "success", "progress", "shaped", "advantage")  # no fields of a trajectory
 CUT = ("token_limit", "step_limit", "context_limit")  # stops by a limit
-_ONE, _MANY, _ALL, _STEPS = UNITS[:1], UNITS[1:], UNITS, UNITS[2:]
+_ONE, _MANY, _ALL, _STEPS = UNITS[:1], UNITS[1:4], UNITS[:4], UNITS[2:4]
 
 
 class Field(NamedTuple):
@@ -83,6 +84,7 @@ FIELDS = (
     Field("p90", "map(string, double)", _MANY, "its 90th percentile"),
     Field("solved", "map(string, double)", _MANY, "its mean over the successes"),
     Field("failed", "map(string, double)", _MANY, "its mean over the failures"),
+    *(Field(name, "double", UNITS[4:], meaning) for name, meaning in trends.MEANINGS.items()),
 )
 LEARNED = {  # field -> name in metrics.jsonl
     "kl": "kl", "grad_norm": "grad_norm", "clip_fraction": "clip_fraction", "entropy": "entropy",

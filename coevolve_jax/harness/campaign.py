@@ -1,0 +1,228 @@
+"""The folder of a campaign. Its state is a function of its files, so the same command goes on after any kill.
+
+    campaign.json      the config, the levers, seeds, command, machine, date
+    frozen.json        sha256 of the source files, of campaign.json, of the held-out tasks and weights
+    events.jsonl       what was done, in order; each line carries the sha256 of the line before
+    versions/v003/     proposal.json, backtest.json, evidence.json, verdict.json, learned.json
+    approved/          a person's decisions (--gate)
+    final/             the test, read once
+
+Every file of versions/ is written once, by a rename that cannot replace another, and is read-only then. Its
+sha256 stands in events.jsonl. `check` finds a file that was changed since.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parents[1]
+PARTS = ("proposal", "backtest", "evidence", "verdict", "learned")
+
+
+class Tampered(ValueError):
+    """A file of the campaign, or of the code, is not as it was. The message names it."""
+
+
+class Campaign:
+    """A campaign's folder. One process at a time writes to it.
+
+    Args:
+      folder: made by `begin`.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._events = folder / "events.jsonl"
+
+    # ---- what is there ---------------------------------------------------------------------------
+
+    def plan(self) -> dict[str, Any]:
+        """campaign.json."""
+        return json.loads((self.folder / "campaign.json").read_text())
+
+    def versions(self) -> list[str]:
+        """Ids of all versions, oldest first. v000 is the start."""
+        return sorted(p.name for p in (self.folder / "versions").glob("v[0-9]*"))
+
+    def path(self, version: str, part: str) -> Path:
+        return self.folder / "versions" / version / f"{part}.json"
+
+    def read(self, version: str, part: str) -> Any:
+        """The content of one part of a version; None if it is not there yet."""
+        path = self.path(version, part)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events. Raises Tampered where the chain of hashes breaks."""
+        found, before = [], ""
+        for number, line in enumerate(self._lines(), 1):
+            row = json.loads(line)
+            if row["previous"] != before:
+                raise Tampered(f"{self._events}, line {number}: a line before it was changed or removed.")
+            found.append(row)
+            before = _sha(line.encode())
+        return found
+
+    def _lines(self) -> list[str]:
+        """Whole lines: a kill may have left half of one, which is cut off."""
+        if not self._events.exists():
+            return []
+        text = self._events.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            with open(self._events, "r+") as file:
+                file.truncate(len(whole.encode()))
+        return whole.splitlines()
+
+    # ---- writing -----------------------------------------------------------------------------------
+
+    def write(self, version: str, part: str, content: Any) -> None:
+        """Writes one part of a version, once, and the event of it. Raises Tampered if it is there already."""
+        self._once(self.path(version, part), content)
+        self._tell(part, version)
+
+    def _once(self, path: Path, content: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(f".{path.name}.{os.getpid()}")
+        half.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        half.chmod(0o444)
+        try:
+            os.link(half, path)  # fails where the file exists, and leaves no half of one
+        except FileExistsError:
+            raise Tampered(f"{path} exists: it is written once.") from None
+        finally:
+            half.unlink()
+
+    def _tell(self, part: str, version: str) -> None:
+        name = str(self.path(version, part).relative_to(self.folder))
+        self._append({"event": part, "version": version, "file": name, "sha256": sha256(self.folder / name)})
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        lines = self._lines()
+        line = json.dumps({"n": len(lines), **row, "previous": _sha(lines[-1].encode()) if lines else ""})
+        with open(self._events, "a") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def decide(self, version: str, part: str, decision: Mapping[str, Any]) -> None:
+        """Writes a person's decision, once."""
+        path = self.folder / "approved" / f"{version}_{part}.json"
+        self._once(path, decision)
+        self._append(
+            {
+                "event": "decided",
+                "version": version,
+                "file": str(path.relative_to(self.folder)),
+                "sha256": sha256(path),
+            }
+        )
+
+    def write_final(self, name: str, content: Any) -> None:
+        """Writes a file of final/, once, and the event of it."""
+        path = self.folder / "final" / name
+        self._once(path, content)
+        self._append({"event": "opened", "file": f"final/{name}", "sha256": sha256(path)})
+
+    def mend(self) -> None:
+        """Completes what a kill has left: the event of the last file, and half-written files."""
+        told = {row["file"] for row in self.events() if "file" in row}
+        for version in self.versions():
+            for half in (self.folder / "versions" / version).glob(".*.json.*"):
+                half.unlink()
+            for part in PARTS:
+                path = self.path(version, part)
+                if path.exists() and str(path.relative_to(self.folder)) not in told:
+                    self._tell(part, version)
+
+    # ---- what may not change -------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises Tampered, which names the file, for anything that is not as it was written."""
+        for row in self.events():
+            if "file" in row:
+                _same(self.folder / row["file"], row["sha256"], row["file"])
+        for name, digest in json.loads((self.folder / "frozen.json").read_text()).items():
+            code = name.startswith(PACKAGE.name + "/")
+            _same((PACKAGE.parent if code else self.folder) / name, digest, name)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keeps other processes out while the block runs. Raises ValueError where one is in."""
+        with open(self.folder / "lock", "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"Another process goes on with the campaign in {self.folder}.") from None
+            yield
+
+
+def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
+    """Makes the folder, or recognises it as this plan's.
+
+    plan: values that JSON can hold. Those under "told" (command, machine, date) may differ from the first
+      time; they are kept as they were.
+
+    Raises ValueError if the folder holds another campaign or something else.
+    """
+    campaign, path = Campaign(folder), folder / "campaign.json"
+    if path.exists():
+        theirs, ours = ({**p, "told": None} for p in (campaign.plan(), json.loads(json.dumps(plan))))
+        if theirs != ours:
+            key = next(k for k in sorted({*theirs, *ours}) if theirs.get(k) != ours.get(k))
+            raise ValueError(
+                f"{folder} holds another campaign ({key!r} differs): choose another --workdir, or give its "
+                "own settings."
+            )
+        return campaign
+    if folder.exists() and any(p.name != "lock" for p in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no campaign: choose another --workdir.")
+    folder.mkdir(parents=True, exist_ok=True)
+    campaign._once(path, plan)
+    return campaign
+
+
+def freeze(campaign: Campaign, files: Iterable[str]) -> None:
+    """Writes frozen.json, once: the sha256 of this package, of campaign.json and of these files.
+
+    files: relative to the campaign's folder.
+    """
+    path = campaign.folder / "frozen.json"
+    if not path.exists():
+        found = {name: sha256(campaign.folder / name) for name in ("campaign.json", *files)}
+        found |= {str(p.relative_to(PACKAGE.parent)): sha256(p) for p in source()}
+        campaign._once(path, found)
+    if not campaign.events():
+        campaign._append({"event": "frozen", "file": path.name, "sha256": sha256(path)})
+
+
+def source() -> list[Path]:
+    """The files of this package that decide what a run computes, sorted."""
+    return sorted(p for kind in ("*.py", "*.md") for p in PACKAGE.rglob(kind))
+
+
+def code() -> str:
+    """16 hex digits that name the content of `source`."""
+    return _sha("".join(f"{p.relative_to(PACKAGE)} {sha256(p)}\n" for p in source()).encode())[:16]
+
+
+def sha256(path: Path) -> str:
+    return _sha(path.read_bytes())
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _same(path: Path, digest: str, name: str) -> None:
+    if not path.is_file():
+        raise Tampered(f"{name} is gone: restore it, or begin another campaign.")
+    if sha256(path) != digest:
+        raise Tampered(f"{name} was changed since it was written: restore it, or begin another campaign.")

@@ -1,0 +1,145 @@
+"""The reading of the test, once, at the end: what a campaign may claim.
+
+The campaign chose its harness on a few seeds and on the selection set, so its own score is too high. Here
+start and selected harness are trained anew on fresh seeds, and read on test tasks that no part of the
+campaign has seen:
+
+    gain(S, D)   the campaign's seeds, the selection set: what the campaign believed
+    gain(F, D)   fresh seeds, the selection set
+    gain(F, T)   fresh seeds, test tasks: the only one that is claimed
+    luck of the seeds = gain(S, D) - gain(F, D);  luck of the tasks = gain(F, D) - gain(F, T)
+    optimism = gain(S, D) - gain(F, T)
+
+A gain is the success of the selected harness minus that of the start.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.harness import evidence
+from coevolve_jax.harness.loop import START, Evolution
+from coevolve_jax.records.workdir import write_text
+
+TEST_SEED = 4321  # of the test tasks
+
+
+class Protocol(NamedTuple):
+    """How a policy is read. temperature 0 is greedy. flags: further ones of experiments/evaluate.py."""
+
+    temperature: float
+    num_rollouts: int = 2
+    flags: tuple[str, ...] = ()
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "P1": Protocol(1.0),
+    "P2": Protocol(0.0, 1),
+    "P3": Protocol(0.7),
+    "P5": Protocol(1.0, flags=("--max_observation=80",)),
+}
+
+Read = Callable[[Path, Path, Protocol, Path], object]  # (test tasks' workdir, run, protocol, file to write)
+
+
+class Reading(NamedTuple):
+    """Success of one run. seeds: "S", the campaign's, or "F", fresh. tasks: "D", selection, or "T"."""
+
+    harness: str
+    version: str
+    seeds: str
+    seed: int
+    tasks: str
+    protocol: str
+    success: float
+
+
+def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, Any], reopen: bool) -> None:
+    """Writes final/opened.json. Each opening stands in the campaign for ever.
+
+    Raises ValueError for a second opening without `reopen`, and while the campaign goes on.
+    """
+    before = sorted((evolution.campaign.folder / "final").glob("opened*.json"))
+    own = {"versions": {"start": START, "selected": evolution.selected()}, "fresh_seeds": list(fresh)}
+    if before and own.items() <= json.loads(before[-1].read_text()).items():
+        return  # the same command goes on
+    if evolution.next() is not None:
+        raise ValueError("The campaign is not over, so its test stays sealed: run it to its end first.")
+    if shared := sorted(set(fresh) & set(evolution.settings.seeds)):
+        raise ValueError(f"--final_seeds names {shared[0]}, a seed of the campaign: name fresh ones.")
+    if before and not reopen:
+        raise ValueError(
+            f"{before[-1]} says that the test was read already: a second reading needs --reopen, and the "
+            "page will say so."
+        )
+    name = "opened.json" if not before else f"opened_{len(before) + 1}.json"
+    evolution.campaign.write_final(name, {**own, **opened})
+
+
+def read(evolution: Evolution, fresh: Sequence[int], evaluate: Read) -> list[Reading]:
+    """Trains both harnesses on the fresh seeds and reads all runs. Goes on where it was killed."""
+    folder, store = evolution.campaign.folder / "final", evolution.store
+    harnesses = {"start": START, "selected": evolution.selected()}
+    store.begin(fresh)
+    found: list[Reading] = []
+    tasks = store.test_tasks(TEST_SEED)
+    for harness, version in harnesses.items():
+        config = evolution.config(version)
+        if failed := store.train(config, fresh):
+            seed, why = next(iter(failed.items()))
+            raise ValueError(f"The {harness} harness failed on the fresh seed {seed}: {why}")
+        for kind, seeds in (("S", evolution.settings.seeds), ("F", fresh)):
+            for seed in seeds:
+                run = store.workdir(config, seed)
+                own = evidence.selection(run).success
+                found.append(Reading(harness, version, kind, seed, "D", "P1", own))
+                for name, protocol in PROTOCOLS.items():
+                    path = folder / "readings" / f"{harness}_{seed}_{name}.json"
+                    if not path.exists():
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        evaluate(tasks, run, protocol, path)
+                    counts = json.loads(path.read_text())["by_task"].values()
+                    rate = sum(c[0] for c in counts) / sum(c[1] for c in counts)
+                    found.append(Reading(harness, version, kind, seed, "T", name, rate))
+    with open(folder / "readings.csv.tmp", "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Reading._fields)
+        writer.writerows(found)
+    (folder / "readings.csv.tmp").replace(folder / "readings.csv")
+    write_text(folder / "final.json", json.dumps(result(found), indent=1))
+    return found
+
+
+def result(readings: Sequence[Reading]) -> dict[str, Any]:
+    """The gains and the optimism, from the rows of readings.csv.
+
+    A gain has a 95% t interval over seeds, paired by seed. The optimism's parts are differences of means.
+    """
+    success = {(r.harness, r.seeds, r.seed, r.tasks, r.protocol): r.success for r in readings}
+
+    def gains(seeds: str, tasks: str, protocol: str = "P1") -> list[float]:
+        at = sorted({r.seed for r in readings if r.seeds == seeds})
+        both = [[success[h, seeds, s, tasks, protocol] for h in ("selected", "start")] for s in at]
+        return [a - b for a, b in both]
+
+    def told(values: Sequence[float]) -> dict[str, Any]:
+        if len(values) < 2:
+            return {"value": values[0], "low": None, "high": None, "seeds": 1}
+        return {**dataclasses.asdict(stats.over_seeds(values)), "seeds": len(values)}
+
+    gain = {f"{s}{t}": told(gains(s, t)) for s in "SF" for t in "DT"}
+    value = {name: found["value"] for name, found in gain.items()}
+    names = sorted({r.protocol for r in readings if r.tasks == "T"})
+    return {
+        "gain": gain,
+        "luck_of_seeds": value["SD"] - value["FD"],
+        "luck_of_tasks": value["FD"] - value["FT"],
+        "optimism": value["SD"] - value["FT"],
+        "transfer": {name: told(gains("F", "T", name)) for name in names},
+    }

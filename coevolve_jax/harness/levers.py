@@ -1,0 +1,191 @@
+"""Levers: the config keys that a campaign may move, and the moves of each.
+
+A move is a name, such as "x3", and gives values of the lever's own keys. No other key can be written, so all
+other keys, `environment`, `evaluation`, `model` and `seed` among them, are frozen by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax.config import idle
+
+Changes = dict[str, Any]  # dotted config key -> value
+LAYERS = ("reward", "filter", "credit", "optimiser", "sampling", "limits", "tasks", "evolution")
+
+
+class Refused(ValueError):
+    """A lever, a move or its outcome is not allowed. The message is one sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lever:
+    """A part of the harness that can be moved.
+
+    Attributes:
+      name: the dotted config key, the first of several that move together.
+      layer: one of LAYERS.
+      keys: all config keys that it may write.
+      moves: config -> move -> its changes. Moves that would change nothing or leave the bounds are absent.
+    """
+
+    name: str
+    layer: str
+    keys: tuple[str, ...]
+    moves: Callable[[ConfigDict], dict[str, Changes]]
+
+
+def _scale(
+    layer: str,
+    key: str,
+    low: float,
+    high: float,
+    factor: float = 3.0,
+    *,
+    zero: float = 0.0,
+    whole: bool = False,
+) -> Lever:
+    """A number that is multiplied or divided. zero: where above 0, the number may become 0, and 0 this."""
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        now = configs.find(config, key)
+        found = {f"x{factor:g}": now * factor, f"/{factor:g}": now / factor}
+        if zero:
+            found = {**found, "0": 0.0} if now else {"on": zero}
+        rounded = {m: round(v) if whole else float(f"{v:.6g}") for m, v in found.items()}
+        return {
+            m: {key: v} for m, v in rounded.items() if v != now and (low <= v <= high or (zero and v == 0))
+        }
+
+    return Lever(key, layer, (key,), moves)
+
+
+def _choice(layer: str, key: str, values: Sequence[Any]) -> Lever:
+    """One of several values, in no order."""
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        now = configs.find(config, key)
+        return {str(v): {key: v} for v in values if v != now}
+
+    return Lever(key, layer, (key,), moves)
+
+
+def _steps(layer: str, key: str, values: Sequence[float]) -> Lever:
+    """A value of a list in order. A move goes to a neighbour; a value that is not in the list has none."""
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        now = configs.find(config, key)
+        if now not in values:
+            return {}
+        at = values.index(now)
+        beside = {"up": values[at + 1 : at + 2], "down": values[max(at - 1, 0) : at]}
+        return {name: {key: v} for name, found in beside.items() for v in found}
+
+    return Lever(key, layer, (key,), moves)
+
+
+def _trade(layer: str, key: str, against: str, values: Sequence[int]) -> Lever:
+    """Two whole numbers whose product stays. A move doubles or halves the first."""
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        now, other = configs.find(config, key), configs.find(config, against)
+        found = {"x2": (now * 2, other // 2), "/2": (now // 2, other * 2)}
+        return {
+            m: {key: a, against: b} for m, (a, b) in found.items() if a in values and a * b == now * other
+        }
+
+    return Lever(key, layer, (key, against), moves)
+
+
+def table(config: ConfigDict) -> dict[str, Lever]:
+    """The levers that the campaign may move, by name: those of config.harness.levers, within its bounds.
+
+    Raises ValueError for an unknown lever or bound.
+    """
+    settings = config.harness
+    bounds = dict(_bound(text) for text in settings.bounds)
+
+    def scale(layer: str, key: str, low: float, high: float, *rest: Any, **more: Any) -> Lever:
+        low, high = bounds.pop(key, (low, high))
+        return _scale(layer, key, low, high, *rest, **more)
+
+    on = (False, True)
+    known = [
+        _choice("filter", "learner.group_filter", on),
+        _choice("filter", "learner.skip_zero_variance_groups", on),
+        _choice("credit", "learner.advantage", ("group_std", "group_mean", "leave_one_out")),
+        _choice("credit", "learner.aggregate", ("token", "sequence", "constant")),
+        _choice("credit", "learner.ratio", ("token", "sequence")),
+        scale("credit", "learner.clip_high", 0.05, 0.5, 1.5),
+        scale("credit", "learner.clip_low", 0.05, 0.5, 1.5),
+        scale("credit", "learner.kl_coef", 1e-4, 3.0, zero=0.001),
+        scale("optimiser", "learner.learning_rate", 1e-7, 3e-3),
+        _steps("optimiser", "learner.epochs", (1, 2, 4)),
+        scale("optimiser", "learner.max_grad_norm", 0.01, 10.0),
+        scale("sampling", "rollout.temperature", 0.4, 1.6, 1.25),
+        _trade("sampling", "rollout.group_size", "rollout.tasks_per_step", (2, 4, 8, 16, 32, 64)),
+        _steps("sampling", "learner.dynamic_sampling", (0, 1, 2, 3)),
+        _steps("sampling", "rollout.max_staleness", (0, 1, 2, 4, 6)),
+        scale("limits", "rollout.max_length", 64, config.learner.pack_length, 2.0, whole=True),
+        scale("limits", "rollout.max_new_tokens", 16, 4096, 2.0, whole=True),
+        scale("limits", "rollout.max_steps", 2, 200, 2.0, whole=True),
+        _choice("tasks", "data.sampling", ("uniform", "variance")),
+        _steps("tasks", "data.retire_after", (1, 2, 4, 0)),  # 0 is never
+        _steps("tasks", "data.min_evolved_share", (0.0, 0.25, 0.5, 0.75)),
+        _choice("evolution", "strategy.name", ("static", "random", "coevolve", "blame")),
+        _steps("evolution", "evolution.every", (2, 5, 10, 20)),
+        _steps("evolution", "evolution.tasks", (8, 16, 24, 32, 64)),
+    ]
+    levers = {lever.name: lever for lever in known}
+    for name in bounds:
+        raise ValueError(f"config.harness.bounds names {name!r}, which is no lever with bounds.")
+    for name in settings.levers:
+        if name not in levers:
+            raise ValueError(f"config.harness.levers names {name!r}: use some of {', '.join(levers)}.")
+    return {name: levers[name] for name in settings.levers or levers}
+
+
+def _bound(text: str) -> tuple[str, tuple[float, float]]:
+    key, _, span = text.partition("=")
+    low, _, high = span.partition(":")
+    try:
+        return key, (float(low), float(high))
+    except ValueError:
+        raise ValueError(f"config.harness.bounds has {text!r}: write KEY=LOW:HIGH.") from None
+
+
+def move(levers: Mapping[str, Lever], config: ConfigDict, lever: str, name: str) -> Changes:
+    """Returns the changes of a move, after every check of the config that results.
+
+    Raises Refused for an unknown lever or move, where the changed config could not run, and where the move
+    has no effect in it.
+    """
+    if lever not in levers:
+        raise Refused(f"{_short(lever)} is no open lever: use one of {', '.join(levers)}.")
+    moves = levers[lever].moves(config)
+    if name not in moves:
+        raise Refused(f"{_short(name)} is no move of {lever} now: use one of {', '.join(moves) or 'none'}.")
+    without = idle.idle(changed(config, moves[name]))
+    if key := next((k for k in moves[name] if k in without), ""):
+        raise Refused(f"{key} has no effect here ({without[key]}).")
+    return moves[name]
+
+
+def changed(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+    """The config with the changes of moves. Raises Refused where it could not run."""
+    try:
+        made = configs.override(config, changes)
+        configs.check(made)
+        configs.check_evolution(made)
+    except ValueError as error:
+        raise Refused(f"{', '.join(f'{k}={v}' for k, v in changes.items())} cannot run: {error}") from None
+    return made
+
+
+def _short(text: Any) -> str:
+    return repr(text if len(str(text)) <= 60 else str(text)[:57] + "...")

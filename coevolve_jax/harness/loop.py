@@ -1,0 +1,398 @@
+"""The loop of a campaign: what is missing is done, one thing after the other, until nothing is.
+
+    for each version:
+        1. propose    a lever is moved, with a hypothesis (proposers/)
+        2. backtest   the parent's own rollouts under the changed credit (backtest.py)
+        3. train      ordinary runs, one for each seed (store.py)
+        4. evidence   the values of its training (evidence.py)
+        5. judge      conditions that code alone decides (verdict.py)
+        6. learn      skills and diagnostics (skills.py, registry.py)
+
+Each leaves a file that is written once, so a kill loses at most the one under way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax import names
+from coevolve_jax.harness import campaign as folders
+from coevolve_jax.harness import evidence, levers, skills, verdict
+from coevolve_jax.harness.campaign import Campaign
+from coevolve_jax.harness.proposers.base import History, Seen
+from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
+from coevolve_jax.harness.store import Store
+from coevolve_jax.seeding import rng_for
+
+START = "v000"
+GATES = {
+    "design": ("evidence",),
+    "verdict": ("verdict",),
+}  # --gate -> the parts before which a person decides
+MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
+
+
+class Waiting(Exception):
+    """A person must decide first (--gate). The message says what about."""
+
+
+class Evolution:
+    """A campaign that goes on.
+
+    Args:
+      campaign: its folder, claimed.
+      config: of v000, with the section `harness`.
+      store: where its runs are.
+      say: receives a sentence for each thing that is done.
+    """
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        config: ConfigDict,
+        store: Store,
+        say: Callable[[str], object] = lambda s: None,
+    ):
+        self.campaign, self.store, self._say = campaign, store, say
+        self.settings = config.harness
+        self.levers = levers.table(config)
+        self._first = without_harness(config)
+        self._proposer = names.module(
+            "harness.proposers", self.settings.proposer, "harness.proposer", ["make"]
+        )
+        self._proposes = self._proposer.make(config)
+        self._failed: dict[str, str] = {}
+
+    # ---- what there is -----------------------------------------------------------------------------
+
+    def config(self, version: str) -> ConfigDict:
+        """The config of a version: that of its parent with its changes."""
+        if version == START:
+            return self._first
+        found = self.proposal(version)
+        return levers.changed(self.config(found.parent), found.changes)
+
+    def proposal(self, version: str) -> Proposal:
+        return Proposal.from_json(self.campaign.read(version, "proposal"))
+
+    def verdict(self, version: str) -> Verdict | None:
+        found = self.campaign.read(version, "verdict")
+        return found and Verdict.from_json(found)
+
+    def row(self, version: str) -> dict[str, float | None]:
+        """The version's values in training; {} if it was not trained."""
+        return (self.campaign.read(version, "evidence") or {}).get("row", {})
+
+    def runs(self, version: str) -> dict[int, Path]:
+        """seed -> workdir."""
+        config = self.config(version)
+        return {seed: self.store.workdir(config, seed) for seed in self.settings.seeds}
+
+    def skills(self, before: str) -> list[Skill]:
+        """The skills as the last version before this one left them."""
+        for version in reversed([v for v in self.campaign.versions() if v < before]):
+            if found := self.campaign.read(version, "learned"):
+                return [Skill.from_json(s) for s in found["skills"]]
+        return list(skills.BUILT_IN)
+
+    def seen(self, version: str) -> Seen:
+        """What a proposer is told of a version."""
+        if version == START:
+            score = mean_success(self.selection(version))
+            return Seen(version, None, "start", "", self._rounded(score), self.row(version))
+        judged = self.verdict(version)
+        assert judged is not None
+        decided = judged.decided
+        told = (
+            ""
+            if decided is None
+            else "It did not score higher."
+            if decided.name == "score"
+            else decided.sentence
+        )
+        score = None if judged.success is None else self._rounded(judged.success)
+        return Seen(version, self.proposal(version), judged.kind, told, score, self.row(version))
+
+    def _rounded(self, rate: float) -> float:
+        step = self.settings.noise * (2 / len(self.settings.seeds)) ** 0.5
+        return round(rate / step) * step if step else rate
+
+    def history(self, before: str) -> History:
+        """What the proposer of version `before` knows."""
+        done = [v for v in self.campaign.versions() if v < before]
+        return History(
+            [self.seen(v) for v in done], {v: self.config(v) for v in done}, self.levers, self.skills(before)
+        )
+
+    def selected(self) -> str:
+        """The version that the campaign ends with: the last promoted one, or v000."""
+        return [
+            v for v in self.campaign.versions() if (x := self.verdict(v)) and x.kind in ("start", "promoted")
+        ][-1]
+
+    def selection(self, version: str) -> dict[int, evidence.Selection]:
+        return {seed: evidence.selection(run) for seed, run in self.runs(version).items()}
+
+    # ---- what is missing ---------------------------------------------------------------------------
+
+    def next(self) -> tuple[str, str] | None:
+        """(version, part) of the next thing to do; None where the campaign is over."""
+        there = self.campaign.versions()
+        if not there:
+            return START, "proposal"
+        for part in folders.PARTS:
+            if self.campaign.read(there[-1], part) is None:
+                return there[-1], part
+        kinds = [v.kind for v in map(self.verdict, there) if v]
+        refused = kinds.count("refused")
+        trained = len(kinds) - 1 - refused
+        if trained >= self.settings.versions or refused >= MOST_REFUSED * self.settings.versions:
+            return None
+        return f"v{len(there):03d}", "proposal"
+
+    def run(self, gate: str = "none") -> None:
+        """Goes on to the end. Raises Waiting where --gate asks a person, and Tampered for a changed file."""
+        self.campaign.mend()
+        if not self.campaign.events():
+            self._begin()
+        while (todo := self.next()) is not None:
+            self.campaign.check()
+            version, part = todo
+            if version != START and part in GATES.get(gate, ()):
+                self._ask(version, part)
+            if part == "evidence":
+                self._train(version)
+            made = getattr(self, f"_{part}")(version)
+            if made is None:
+                self._say("Nothing is left to propose.")
+                return
+            self.campaign.write(version, part, made)
+            self._tell(version, part)
+
+    def replay(self) -> list[str]:
+        """Makes every part again from the runs and earlier parts. Returns a sentence for each difference."""
+        found = []
+        try:
+            self.campaign.check()
+        except folders.Tampered as error:
+            found.append(str(error))
+        for version in self.campaign.versions():
+            for part in folders.PARTS:
+                there = self.campaign.read(version, part)
+                if there is None or (part == "evidence" and "failed" in there):
+                    continue
+                made = json.loads(json.dumps(getattr(self, f"_{part}")(version)))
+                if made != there:
+                    path = self.campaign.path(version, part).relative_to(self.campaign.folder)
+                    found.append(
+                        f"{path} differs from what the runs give ({configs.difference(there, made, part)})."
+                    )
+        return found
+
+    # ---- the parts: each a function of the runs and of the parts before it -----------------------------
+
+    def _proposal(self, version: str) -> dict[str, Any] | None:
+        if version == START:
+            return {"because": "The harness to begin with."}
+        rng = rng_for(self.settings.seed, "propose", int(version[1:]))
+        drawn = self._proposes.propose(self.history(version), rng)
+        if drawn is None:
+            return None
+        self._check(drawn)
+        return drawn.to_json()
+
+    def _check(self, proposal: Proposal) -> None:
+        """Raises Refused unless the proposal writes keys of open levers alone, to what their moves give."""
+        parent = self.config(proposal.parent)
+        if proposal.lever in self.levers:
+            if levers.move(self.levers, parent, proposal.lever, proposal.move) != dict(proposal.changes):
+                raise levers.Refused(
+                    f"{proposal.lever} {proposal.move} does not give {dict(proposal.changes)}."
+                )
+            return
+        allowed = {key for lever in self.levers.values() for key in lever.keys}
+        if not set(proposal.changes) <= allowed:
+            raise levers.Refused(f"{sorted(set(proposal.changes) - allowed)} belong to no open lever.")
+        levers.changed(parent, proposal.changes)
+
+    def _backtest(self, version: str) -> dict[str, Any]:
+        if version == START or not getattr(self._proposer, "BACKTEST", True):
+            return {"refused": None}
+        return {"refused": None}
+
+    def _evidence(self, version: str) -> dict[str, Any]:
+        if self._refusal(version):
+            return {}
+        if version in self._failed:
+            return {"failed": self._failed[version]}
+        runs = self.runs(version)
+        return {
+            "row": evidence.row(self.config(version), list(runs.values())),
+            "costs": {
+                str(seed): json.loads((run / "ledger.json").read_text())["costs"]
+                for seed, run in runs.items()
+            },
+            "runs": {str(seed): f"{run.parent.name}/{run.name}" for seed, run in runs.items()},
+        }
+
+    def _verdict(self, version: str) -> dict[str, Any]:
+        return self.judge(version).to_json()
+
+    def judge(self, version: str) -> Verdict:
+        """The verdict on a version, from its runs and its parent's."""
+        if version == START:
+            return Verdict("start", (), mean_success(self.selection(version)))
+        if refusal := self._refusal(version):
+            return Verdict("refused", (refusal,))
+        found = self.campaign.read(version, "evidence")
+        if "failed" in found:
+            return Verdict("failed", (Rule("ran", False, found["failed"]),))
+        proposal = self.proposal(version)
+        judged = verdict.judge(
+            self.selection(proposal.parent),
+            self.selection(version),
+            noise=self.settings.noise,
+            rules=getattr(self._proposer, "RULES", verdict.RULES),
+            expects=proposal.expects,
+            before=self.row(proposal.parent),
+            after=found["row"],
+        )
+        person = self._decision(version, "verdict")
+        return judged if person is None else verdict.with_person(judged, person["approved"], person["why"])
+
+    def _learned(self, version: str) -> dict[str, Any]:
+        told = self.skills(before=version)
+        if version != START:
+            proposal, judged = self.proposal(version), self.verdict(version)
+            assert judged is not None
+            told = skills.learned(told, version, proposal, judged, self.row(proposal.parent))
+        return {"skills": [s.to_json() for s in told]}
+
+    # ---- what is done besides writing ------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Makes the starts, links them and freezes what may not change."""
+        if failed := self.store.begin(self.settings.seeds):
+            seed, why = next(iter(failed.items()))
+            raise ValueError(f"The start of seed {seed} failed: {why}")
+        files = []
+        for seed in self.settings.seeds:
+            link = self.campaign.folder / "starts" / f"seed_{seed}"
+            link.parent.mkdir(exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(self.store.start(seed).absolute())
+            kept = [
+                link / "held_out.jsonl",
+                *sorted(p for p in (link / "checkpoints").rglob("*") if p.is_file()),
+            ]
+            files += [str(p.relative_to(self.campaign.folder)) for p in kept]
+        folders.freeze(self.campaign, files)
+
+    def _train(self, version: str) -> None:
+        if self._refusal(version):
+            return
+        self._say(f"{version} is trained on seeds {', '.join(map(str, self.settings.seeds))}.")
+        failed = self.store.train(self.config(version), self.settings.seeds)
+        why = "; ".join(f"seed {seed}: {text}" for seed, text in failed.items())
+        if why and version == START:
+            raise ValueError(f"{START} failed: {why}")
+        if why:
+            self._failed[version] = why
+
+    def _refusal(self, version: str) -> Rule | None:
+        """Why a version is not trained."""
+        if why := (self.campaign.read(version, "backtest") or {}).get("refused"):
+            return Rule("backtest", False, why)
+        person = self._decision(version, "evidence")
+        if person and not person["approved"]:
+            return Rule("person", False, f"A person refused it: {person['why']}")
+        return None
+
+    def _ask(self, version: str, part: str) -> None:
+        """Raises Waiting where a person has not decided yet."""
+        if part == "evidence" and self._refusal(version):
+            return
+        if self._decision(version, part) is None:
+            what = "before it is trained" if part == "evidence" else "before its verdict counts"
+            raise Waiting(
+                f"{version} waits for a person {what}: --approve={version}, or --refuse={version} --why=..."
+            )
+
+    def _decision(self, version: str, part: str) -> dict[str, Any] | None:
+        path = self.campaign.folder / "approved" / f"{version}_{part}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def decide(self, version: str, approved: bool, why: str) -> None:
+        """Writes a person's decision about the part that is due, once. Raises ValueError if none is due."""
+        todo = self.next()
+        if todo is None or todo[0] != version or todo[1] not in ("evidence", "verdict"):
+            raise ValueError(f"{version} waits for nobody: the next thing to do is {todo}.")
+        self.campaign.decide(version, todo[1], {"approved": approved, "why": why})
+
+    def _tell(self, version: str, part: str) -> None:
+        if version == START:
+            return
+        if part == "proposal":
+            drawn = self.proposal(version)
+            self._say(f"{version}, from {drawn.parent}: {drawn.lever} {drawn.move}. {drawn.because}")
+        elif part == "verdict" and (judged := self.verdict(version)):
+            why = f": {judged.decided.sentence}" if judged.decided else "."
+            self._say(f"{version} is {judged.kind}{why}")
+
+
+def without_harness(config: ConfigDict) -> ConfigDict:
+    """The config of an ordinary run: without the section of the campaign."""
+    return ConfigDict({key: value for key, value in config.to_dict().items() if key != "harness"})
+
+
+def settled(config: ConfigDict) -> ConfigDict:
+    """The config of v000 with all that no lever may move by accident.
+
+    Evaluations get the limits that they have now, every version as many rollouts, and whole groups are kept on
+    disk. Raises ValueError where the evaluation would read the test split.
+    """
+    c = config
+    if c.environment.eval_split == "test":
+        raise ValueError(
+            "config.environment.eval_split is 'test': a campaign selects on another split, and --final reads "
+            "the test once."
+        )
+    limits = [key for key in c.evaluation if key in c.rollout and key != "temperature"]
+    rollouts = c.budget.rollouts or c.steps * c.rollout.tasks_per_step * c.rollout.group_size
+    return configs.override(
+        c,
+        {
+            **{f"evaluation.{key}": c.evaluation[key] or c.rollout[key] for key in limits},
+            "budget.rollouts": rollouts,
+            "logging.rollouts_every": 1,
+            "logging.evaluations": True,
+        },
+    )
+
+
+def mean_success(selections: Mapping[int, evidence.Selection]) -> float:
+    return sum(s.success for s in selections.values()) / len(selections)
+
+
+def summary(evolution: Evolution) -> str:
+    """A table of the versions, for the terminal."""
+    lines = [("version", "parent", "lever", "verdict", "success on selection")]
+    for version in evolution.campaign.versions():
+        found = evolution.verdict(version)
+        if found is None:
+            continue
+        told = evolution.proposal(version) if version != START else None
+        success = "" if found.success is None else f"{found.success:.1%}"
+        move = f"{told.lever} {told.move}" if told else ""
+        lines.append((version, told.parent if told else "", move[:44], found.kind, success))
+    selected = evolution.selected()
+    rows = [f"{a:<8} {b:<7} {c:<45} {d:<9} {e:>8}".rstrip() for a, b, c, d, e in lines]
+    return "\n".join(
+        [*rows, f"Selected: {selected}. Its score was selected, so it is too high: --final reads the test."]
+    )

@@ -1,0 +1,87 @@
+"""The Proposer protocol, and what a proposer may see.
+
+A proposer is a module with `make(config) -> Proposer`; config.harness.proposer names it, as
+config.strategy.name names a strategy. A module may set `RULES`, the conditions of its campaigns' verdicts
+(verdict.py), and `BACKTEST` to False, where versions are trained unseen.
+
+No proposer sees the selection set or the test: of a version's score it is told what `Seen` holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.harness.levers import Lever, Refused, move
+from coevolve_jax.harness.records import Proposal, Skill
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A version as proposers see it.
+
+    Attributes:
+      proposal: None for the start.
+      kind: of its verdict; "start" for v000.
+      decided: the sentence of the condition that decided, without numbers of the selection set.
+      score: success on the selection set, rounded to one standard error; None if it was not trained.
+      row: its values in training (evidence.py); {} if it was not trained.
+    """
+
+    id: str
+    proposal: Proposal | None
+    kind: str
+    decided: str
+    score: float | None
+    row: Mapping[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What a proposer knows.
+
+    configs: version -> config. levers: the open ones. skills: with their record so far.
+    """
+
+    versions: Sequence[Seen]
+    configs: Mapping[str, ConfigDict]
+    levers: Mapping[str, Lever]
+    skills: Sequence[Skill]
+
+    @property
+    def best(self) -> Seen:
+        """The version to go on from: the last promoted one, or the start."""
+        return [v for v in self.versions if v.kind in ("start", "promoted")][-1]
+
+    def open_moves(self, parent: str) -> list[tuple[str, str]]:
+        """(lever, move) of every move of the parent that can run and was not proposed before."""
+        done = {
+            (v.proposal.lever, v.proposal.move)
+            for v in self.versions
+            if v.proposal and v.proposal.parent == parent
+        }
+        return [
+            (lever.name, name)
+            for lever in self.levers.values()
+            for name in lever.moves(self.configs[parent])
+            if (lever.name, name) not in done and self._runs(parent, lever.name, name)
+        ]
+
+    def _runs(self, parent: str, lever: str, name: str) -> bool:
+        try:
+            move(self.levers, self.configs[parent], lever, name)
+        except Refused:
+            return False
+        return True
+
+
+class Proposer(Protocol):
+    """Says what to try next."""
+
+    def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
+        """Returns the next proposal; None where nothing is left to try."""
+        ...

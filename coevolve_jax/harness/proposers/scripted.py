@@ -1,0 +1,69 @@
+"""Follows skills; where none holds, moves the layer that has rested longest."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.harness.levers import LAYERS
+from coevolve_jax.harness.proposers.base import History
+from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.skills import holding
+
+
+class Scripted:
+    """The proposer without a language model."""
+
+    def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
+        parent = history.best
+        open_moves = history.open_moves(parent.id)
+        for skill in holding(history.skills, parent.row):
+            if (skill.lever, skill.move) in open_moves:
+                return Proposal(
+                    parent=parent.id,
+                    lever=skill.lever,
+                    move=skill.move,
+                    changes=history.levers[skill.lever].moves(history.configs[parent.id])[skill.move],
+                    because=f"{skill.because} The trigger {skill.trigger} holds.",
+                    proposer="scripted",
+                    evidence={
+                        name: value for name, value in parent.row.items() if name in _words(skill.trigger)
+                    },
+                    expects=skill.expects,
+                    skill=skill.id,
+                )
+        if not open_moves:
+            return None
+        lever, name = min(open_moves, key=lambda found: (self._rested(history, found[0]), rng.random()))
+        layer = history.levers[lever].layer
+        return Proposal(
+            parent=parent.id,
+            lever=lever,
+            move=name,
+            changes=history.levers[lever].moves(history.configs[parent.id])[name],
+            because=f"No skill holds for {parent.id}; the layer {layer} has rested longest.",
+            proposer="scripted",
+            expects=Expectation("success_last", "up"),
+        )
+
+    def _rested(self, history: History, lever: str) -> tuple[int, int]:
+        """(number of the last version that moved the lever's layer, the layer's place)."""
+        layer = history.levers[lever].layer
+        moved = [
+            i
+            for i, v in enumerate(history.versions)
+            if v.proposal
+            and v.proposal.lever in history.levers
+            and history.levers[v.proposal.lever].layer == layer
+        ]
+        return (moved[-1] if moved else -1), LAYERS.index(layer)
+
+
+def _words(trigger: str) -> set[str]:
+    return set(re.findall(r"\w+", trigger))
+
+
+def make(config: ConfigDict) -> Scripted:
+    return Scripted()

@@ -1,0 +1,143 @@
+"""The records of a campaign. Each is written once, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Kind = Literal["start", "promoted", "rejected", "invalid", "refused", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expectation:
+    """What a hypothesis says will happen, so that it can fail.
+
+    Attributes:
+      diagnostic: a value of the version's row (evidence.py).
+      direction: "up" or "down".
+      least: the least change that counts, in the diagnostic's unit.
+    """
+
+    diagnostic: str
+    direction: str
+    least: float = 0.0
+
+    def holds(self, before: float | None, after: float | None) -> bool:
+        """Whether a value has changed as expected. False where one is missing."""
+        if before is None or after is None:
+            return False
+        change = after - before if self.direction == "up" else before - after
+        return change >= self.least and change > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """One lever moved once, and why.
+
+    Attributes:
+      parent: id of the version whose config is changed.
+      lever, move: names (levers.py). changes: the config values that they give.
+      because: one sentence.
+      evidence: diagnostic -> the parent's value that speaks for it.
+      expects: None where the proposer has no hypothesis.
+      proposer: its name. skill: id of the skill that it follows, or "".
+    """
+
+    parent: str
+    lever: str
+    move: str
+    changes: Mapping[str, Any]
+    because: str
+    proposer: str
+    evidence: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    expects: Expectation | None = None
+    skill: str = ""
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Proposal:
+        return cls(**{**data, "expects": data["expects"] and Expectation(**data["expects"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One condition of a verdict and a sentence with its numbers."""
+
+    name: str
+    ok: bool
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a version.
+
+    Attributes:
+      kind: "promoted"; "rejected"; "invalid", where an independent verifier refuses its successes; "refused",
+        before it was trained, by a backtest or a person; "failed", where it could not run.
+      difference: mean over seeds of child - parent on the selection set, a rate; None without runs.
+      se: its standard error. by_seed: seed -> difference.
+      rules: all conditions, in their order. The first that does not hold decides.
+    """
+
+    kind: Kind
+    rules: tuple[Rule, ...]
+    success: float | None = None
+    difference: float | None = None
+    se: float | None = None
+    by_seed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def decided(self) -> Rule | None:
+        """The first condition that does not hold; None for a promotion."""
+        return next((rule for rule in self.rules if not rule.ok), None)
+
+    @property
+    def higher_and_refused(self) -> bool:
+        """Whether the version scored higher than its parent and was still not promoted."""
+        return self.kind != "promoted" and any(r.name == "score" and r.ok for r in self.rules)
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Verdict:
+        return cls(**{**data, "rules": tuple(Rule(**rule) for rule in data["rules"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Skill:
+    """A rule of diagnosis: when the trigger holds for a version, move this lever.
+
+    Attributes:
+      trigger: an expression over the version's row (diagnosis/expressions.py).
+      because: one sentence.
+      held, failed: ids of the versions that followed it and were promoted, or were trained and were not.
+      origin: "built-in", or the version whose promotion taught it.
+    """
+
+    id: str
+    trigger: str
+    lever: str
+    move: str
+    because: str
+    expects: Expectation
+    held: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    origin: str = "built-in"
+
+    @property
+    def trust(self) -> float:
+        """Posterior mean that it helps, from one success and one failure in advance."""
+        return (1 + len(self.held)) / (2 + len(self.held) + len(self.failed))
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Skill:
+        told = {key: tuple(data[key]) for key in ("held", "failed")}
+        return cls(**{**data, **told, "expects": Expectation(**data["expects"])})

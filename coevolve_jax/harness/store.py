@@ -1,0 +1,108 @@
+"""The runs of campaigns, each an ordinary workdir, found by what determines it.
+
+    STORE/starts/DIGEST/seed_0/    D_0, the held-out tasks and the policy before RL: versions fork it
+    STORE/DIGEST/seed_0/           the run of one config and seed
+
+DIGEST names the config, the code and the cores of a run, so a run that another campaign has made is not made
+again. It is charged to both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax.config import keys
+from coevolve_jax.harness import campaign
+
+
+class Job(NamedTuple):
+    """A run to make or resume. start: the workdir that it forks; None: it is a start itself."""
+
+    workdir: Path
+    config: ConfigDict
+    start: Path | None = None
+
+
+Launch = Callable[
+    [Sequence[Job], int], Mapping[Path, str]
+]  # (jobs, side by side) -> workdir -> why it failed
+
+
+class Store:
+    """Runs of one campaign.
+
+    Args:
+      folder: may be shared by campaigns.
+      config: of v000, with any seed.
+      launch: makes or resumes runs.
+      jobs: runs side by side, which share the cores.
+    """
+
+    def __init__(self, folder: Path, config: ConfigDict, launch: Launch, jobs: int):
+        self._folder, self._launch, self._jobs = folder, launch, jobs
+        self._start = configs.override(config, {"strategy.name": "static"})
+        self._code = f"{campaign.code()[:8]}-{len(os.sched_getaffinity(0)) // jobs or 1}"
+
+    def start(self, seed: int) -> Path:
+        """Workdir of a seed's start."""
+        return self._folder / "starts" / self._name(self._start) / f"seed_{seed}"
+
+    def workdir(self, config: ConfigDict, seed: int) -> Path:
+        """Workdir of the run of a config and seed. config.seed has no effect."""
+        return self._folder / self._name(config) / f"seed_{seed}"
+
+    def _name(self, config: ConfigDict) -> str:
+        return f"{configs.digest(configs.override(config, {'seed': 0}))}-{self._code}"
+
+    def begin(self, seeds: Sequence[int]) -> dict[int, str]:
+        """Makes the starts that are missing. Returns why, for each seed whose start failed."""
+        jobs = {s: Job(self.start(s), configs.override(self._start, {"seed": s})) for s in seeds}
+        return self._make({s: job for s, job in jobs.items() if not begun(job.workdir)})
+
+    def train(self, config: ConfigDict, seeds: Sequence[int]) -> dict[int, str]:
+        """Makes or resumes the runs that are missing. Returns why, for each seed whose run failed."""
+        jobs = {
+            s: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s))
+            for s in seeds
+        }
+        return self._make({s: job for s, job in jobs.items() if not finished(job.workdir)})
+
+    def test_tasks(self, seed: int) -> Path:
+        """Workdir of a start whose held-out tasks are of the test split, made with this evaluation seed."""
+        config = configs.override(
+            self._start, {"environment.eval_split": "test", "evaluation.seed": seed, "seed": 0}
+        )
+        workdir = self._folder / "test" / self._name(config)
+        if not begun(workdir) and (failed := self._launch([Job(workdir, config)], 1)):
+            raise ValueError(f"The test tasks cannot be made: {failed[workdir]}")
+        return workdir
+
+    def _make(self, jobs: Mapping[int, Job]) -> dict[int, str]:
+        failed = self._launch(list(jobs.values()), self._jobs) if jobs else {}
+        return {s: failed[job.workdir] for s, job in jobs.items() if job.workdir in failed}
+
+
+def begun(workdir: Path) -> bool:
+    """Whether a start exists: its held-out tasks and a checkpoint of step 0."""
+    return (workdir / "checkpoints").is_dir() and any((workdir / "checkpoints").iterdir())
+
+
+def finished(workdir: Path) -> bool:
+    return (workdir / "summary.json").exists()
+
+
+def difference(ours: ConfigDict, theirs: ConfigDict) -> dict[str, Any]:
+    """The values of `theirs` that differ from `ours`, by dotted key, for `configs.override`."""
+    a, b = ours.to_dict(), theirs.to_dict()
+    value = lambda d, key: (
+        d.get(key) if "." not in key else d.get(key.split(".")[0], {}).get(key.split(".")[1])
+    )
+    named = [f"{part}.name" for part in ("strategy", "explorer")]
+    found = {k: value(b, k) for k in keys.names(b) if k in named or value(a, k) != value(b, k)}
+    return {k: v for k, v in found.items() if k not in named or value(a, k) != v}

@@ -1,0 +1,136 @@
+"""The verdict on a version: conditions that code alone judges. All must hold for a promotion.
+
+    score     the mean difference to the parent on the selection set is at least one standard error
+    target    the diagnostic that the hypothesis names has moved as it said
+    reward    not: the reward that is trained on rises while the success in training falls
+    gating    no registered diagnostic that may refuse is newly at alert
+    audit     an independent verifier refuses no more of the child's successes than of the parent's
+
+The reading on the selection set decides and is never reported as the result: harness/final.py reads fresh
+seeds and the test for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.harness.audit import Audit
+from coevolve_jax.harness.evidence import Selection
+from coevolve_jax.harness.records import Expectation, Rule, Verdict
+
+RULES = ("score", "target", "reward", "gating", "audit")
+RESAMPLES = 2_000
+
+
+def judge(
+    parent: Mapping[int, Selection],
+    child: Mapping[int, Selection],
+    *,
+    noise: float,
+    rules: Sequence[str] = RULES,
+    expects: Expectation | None = None,
+    before: Mapping[str, float | None] | None = None,
+    after: Mapping[str, float | None] | None = None,
+    alerts: Sequence[str] = (),
+    audit: Audit | None = None,
+) -> Verdict:
+    """Judges a version.
+
+    Args:
+      parent, child: seed -> selection, of the same seeds.
+      noise: standard deviation of one run's success between seeds, from a calibration.
+      rules: the conditions that count, of RULES. "score" alone asks for any difference above 0.
+      expects: of the hypothesis. before, after: the rows of parent and child.
+      alerts: gating diagnostics that are at alert for the child and were not for the parent.
+      audit: None: not audited.
+    """
+    by_seed = {str(s): child[s].success - parent[s].success for s in sorted(child)}
+    mean = float(np.mean(list(by_seed.values())))
+    se = standard_error(parent, child, noise)
+    least = se if len(rules) > 1 else 0.0
+    before, after = before or {}, after or {}
+    found = [
+        Rule(
+            "score",
+            mean >= least and mean > 0,
+            f"Success on the selection set differs from the parent's by {_points(mean)}; "
+            f"{_points(least) if least else 'anything above 0'} is asked for.",
+        )
+    ]
+    if expects:
+        was, now = before.get(expects.diagnostic), after.get(expects.diagnostic)
+        found.append(
+            Rule(
+                "target",
+                expects.holds(was, now),
+                f"{expects.diagnostic} went from {_number(was)} to {_number(now)}; expected: "
+                f"{expects.direction} by {_number(expects.least)} at least.",
+            )
+        )
+    found.append(_reward(before, after))
+    found.append(
+        Rule("gating", not alerts, f"Newly at alert: {', '.join(alerts)}." if alerts else "No new alert.")
+    )
+    if audit is not None:
+        found.append(Rule("audit", audit.ok, audit.sentence))
+    decisive = [rule for rule in found if rule.name in rules]
+    failed = next((rule for rule in decisive if not rule.ok), None)
+    kind = "promoted" if failed is None else "invalid" if failed.name == "audit" else "rejected"
+    success = float(np.mean([s.success for s in child.values()]))
+    return Verdict(kind, tuple(decisive), success, mean, se, by_seed)
+
+
+def with_person(judged: Verdict, approved: bool, why: str) -> Verdict:
+    """The verdict after a person's word: it can stop a promotion, and never makes one."""
+    rule = Rule(
+        "person",
+        approved,
+        f"A person {'approved' if approved else 'refused'} it: {why or 'no reason given'}.",
+    )
+    kind = "rejected" if judged.kind == "promoted" and not approved else judged.kind
+    return dataclasses.replace(judged, kind=kind, rules=(*judged.rules, rule))
+
+
+def standard_error(parent: Mapping[int, Selection], child: Mapping[int, Selection], noise: float) -> float:
+    """The standard error of the mean difference over m seeds: the larger of two estimates.
+
+    One is sqrt(2 noise^2 / m). The other is the bootstrap over the scenarios of the selection set, which sees
+    the luck of the tasks and not that of the runs.
+    """
+    sums: dict[str, list[float]] = {}
+    for seed in child:
+        for task, (solved, trials) in child[seed].by_task.items():
+            theirs, of = parent[seed].by_task.get(task, (0, 0))
+            if trials and of:
+                sums.setdefault(child[seed].scenarios[task], []).append(solved / trials - theirs / of)
+    if not sums:
+        return math.sqrt(2 * noise**2 / len(child))
+    parts, wholes = np.array([sum(v) for v in sums.values()]), np.array([len(v) for v in sums.values()])
+    counts = stats.resample(len(parts), np.random.default_rng(0), RESAMPLES)
+    spread = float(np.std(counts @ parts / (counts @ wholes)))
+    return max(math.sqrt(2 * noise**2 / len(child)), spread)
+
+
+def _reward(before: Mapping[str, float | None], after: Mapping[str, float | None]) -> Rule:
+    values = [row.get(name) for name in ("shaped_last", "success_last") for row in (before, after)]
+    was, now, solved, solves = (math.nan if v is None else v for v in values)
+    hacked = now > was and solves < solved
+    return Rule(
+        "reward",
+        not hacked,
+        f"The reward trained on went from {_number(was)} to {_number(now)}, success in training from "
+        f"{_number(solved)} to {_number(solves)}.",
+    )
+
+
+def _points(rate: float) -> str:
+    return f"{100 * rate:+.1f} points"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None or math.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,101 @@
+"""A made-up trainer for campaigns: it writes what a run writes, in milliseconds, and knows the truth.
+
+    store = Store(folder, config, train_made_up, jobs=1)
+
+Success in the end depends on a few levers, as `truth` says. The files show each fault's first symptom too,
+and carry the luck of a run and of its rollouts. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax.harness.store import Job
+from coevolve_jax.records.workdir import write_lines, write_text
+from coevolve_jax.seeding import rng_for
+
+TASKS, ROLLOUTS, STEPS = 100, 2, 12
+NOISE = 0.017  # standard deviation of a run's success between seeds
+
+
+def truth(config: ConfigDict) -> float:
+    """The success that the config's policy has in expectation after training."""
+    c = config
+    found = 0.80
+    found -= 0.10 * min(2.0, abs(math.log10(c.learner.learning_rate / 1e-4)))
+    found -= 0.12 * (c.learner.kl_coef > 0.3)
+    found -= 0.10 * (c.rollout.max_length < 400)
+    found -= 0.08 * (c.rollout.group_size < 4)
+    found -= 0.05 * (abs(math.log(c.rollout.temperature)) > 0.4)
+    return found
+
+
+def symptoms(config: ConfigDict) -> dict[str, tuple[float, float]]:
+    """Value of metrics.jsonl -> its mean at the first and at the last step."""
+    c, end = config, truth(config)
+    pace = math.log10(c.learner.learning_rate / 1e-4)
+    held = c.learner.kl_coef > 0.3
+    dead = 0.2 + 0.8 / c.rollout.group_size
+    return {
+        "success": (0.55, 0.55 + (0.0 if held or pace < -0.6 else end - 0.55)),
+        "kl": (0.0, 0.001 if held or pace < -0.6 else 0.05 * 10 ** max(pace, -1)),
+        "dead": (dead, dead + (0.3 if pace > 0.4 else 0.1)),
+        "logprob": (-0.08, -0.01 if pace > 0.4 else -0.05),
+        "truncated": (0.3, 0.3) if c.rollout.max_length < 400 else (0.02, 0.02),
+    }
+
+
+def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
+    """Writes the files of each job's run. A store takes it in the place of real training."""
+    for job in jobs:
+        job.workdir.mkdir(parents=True, exist_ok=True)
+        write_text(job.workdir / "config.json", configs.to_json(job.config))
+        tasks = [{"id": f"held_out-{i}", "scenario": f"s{i // 2}"} for i in range(TASKS)]
+        if job.start is None:
+            write_lines(job.workdir / "held_out.jsonl", tasks)
+            (job.workdir / "checkpoints").mkdir(exist_ok=True)
+            write_text(job.workdir / "checkpoints" / "step_0", str(job.config.seed))
+            continue
+        rng = rng_for(job.config.seed, f"made up {configs.digest(job.config)}")
+        write_lines(job.workdir / "metrics.jsonl", [_step(job.config, i, rng) for i in range(STEPS)])
+        success = float(np.clip(truth(job.config) + NOISE * rng.normal(), 0.01, 0.99))
+        counts = {t["id"]: [int(rng.binomial(ROLLOUTS, success)), ROLLOUTS] for t in tasks}
+        row = {
+            "step": STEPS,
+            "set": "iid",
+            "by_task": counts,
+            "scenarios": {t["id"]: t["scenario"] for t in tasks},
+        }
+        write_lines(job.workdir / "evaluations.jsonl", [row])
+        write_text(job.workdir / "ledger.json", json.dumps({"costs": {"rollouts/policy": 128 * STEPS}}))
+        write_text(job.workdir / "summary.json", json.dumps({"steps": STEPS}))  # last: the run is finished
+    return {}
+
+
+def _step(config: ConfigDict, step: int, rng: np.random.Generator) -> dict:
+    share = step / (STEPS - 1)
+    at = {name: a + (b - a) * share for name, (a, b) in symptoms(config).items()}
+    return {
+        "step": step,
+        "success": float(np.clip(at["success"] + 0.03 * rng.normal(), 0, 1)),
+        "reward": at["success"],
+        "mixed_groups": 1 - at["dead"],
+        "kl": at["kl"],
+        "clip_fraction": 0.0,
+        "grad_norm": 0.5,
+        "staleness_mean": 0.0,
+        "health": {
+            "zero_variance_groups": at["dead"],
+            "active_groups": 1 - at["dead"],
+            "group_std": 0.3,
+            "logprob": at["logprob"],
+            "truncated": at["truncated"],
+        },
+    }

@@ -1,0 +1,112 @@
+"""Evolves the training harness beside the policy: a campaign (EvoTrainer, arXiv 2606.03108).
+
+    python experiments/evolve_harness.py --config=configs/bfcl_harness.py --workdir=runs/harness --jobs=2
+
+A campaign is a tree of versions. A version is its parent's config with one lever moved, trained as ordinary
+runs, and promoted only if code says so. The same command goes on after a kill; on SIGTERM or SIGUSR1 the runs
+save and it exits with status 75. docs/harness.md explains all of it.
+
+    --gate=design     a person decides before each version is trained: --approve=v003, or --refuse=v003
+    --gate=verdict    a person decides before each verdict counts
+    --replay          judges everything again from the files; exit status 1 where anything differs
+"""
+
+import datetime
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from coevolve_jax.config import parse_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file of the start, e.g. configs/bfcl_harness.py.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the campaign.")
+_STORE = flags.DEFINE_string(
+    "store", None, "Folder of the runs, which campaigns may share; none: WORKDIR/store."
+)
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
+_VERSIONS = flags.DEFINE_integer("versions", None, "config.harness.versions: versions to train.")
+_SEEDS = flags.DEFINE_string(
+    "seeds", None, "config.harness.seeds: a range such as 0:2, or a list such as 0,3."
+)
+_PROPOSER = flags.DEFINE_string(
+    "proposer", None, "config.harness.proposer: scripted, placebo, score, search."
+)
+_DIAGNOSTICS = flags.DEFINE_enum("diagnostics", None, ["evolving", "fixed"], "config.harness.diagnostics.")
+_AUDIT = flags.DEFINE_enum("audit", None, ["replay", "none"], "config.harness.audit.")
+_GATE = flags.DEFINE_enum("gate", "none", ["none", "design", "verdict"], "Where a person decides.")
+_APPROVE = flags.DEFINE_string("approve", None, "A version that waits for a person.")
+_REFUSE = flags.DEFINE_string("refuse", None, "A version that waits for a person.")
+_WHY = flags.DEFINE_string("why", "", "The person's reason.")
+_REPLAY = flags.DEFINE_bool("replay", False, "Judge everything again from the files, and write nothing.")
+flags.mark_flags_as_required(["config", "workdir"])
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    from coevolve_jax import preemption
+    from coevolve_jax.harness.loop import Waiting
+
+    try:
+        with preemption.handle_signals():
+            sys.exit(run())
+    except Waiting as waiting:
+        print(waiting, file=sys.stderr)
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+    except preemption.Preempted:
+        print("The campaign was asked to end; the same command goes on with it.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
+
+
+def run() -> int:
+    from coevolve_jax import config as configs
+    from coevolve_jax.comparison import cells, plan
+    from coevolve_jax.harness import campaign, launch, loop
+    from coevolve_jax.harness.store import Store
+
+    config = _CONFIG.value
+    if "harness" not in config:
+        raise ValueError("The config has no section harness: start from configs/bfcl_harness.py.")
+    given = {
+        "versions": _VERSIONS.value,
+        "seeds": _SEEDS.value and tuple(plan.parse_seeds(_SEEDS.value)),
+        "proposer": _PROPOSER.value,
+        "diagnostics": _DIAGNOSTICS.value,
+        "audit": _AUDIT.value,
+    }
+    changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
+    config = loop.settled(configs.override(config, changes))
+    folder = Path(_WORKDIR.value)
+    told = {
+        "command": shlex.join(["python", "experiments/evolve_harness.py", *sys.argv[1:]]),
+        "machine": cells.machine(),
+        "commit": cells.commit(),
+        "date": f"{datetime.date.today()}",
+    }
+    found = campaign.begin(
+        folder, {"config": json.loads(configs.to_json(config)), "jobs": _JOBS.value, "told": told}
+    )
+    store_folder = Path(_STORE.value or folder / "store")
+    with found.claimed():
+        store = Store(store_folder, loop.without_harness(config), launch.launcher(store_folder), _JOBS.value)
+        evolution = loop.Evolution(found, config, store, say=lambda text: print(text, flush=True))
+        if _REPLAY.value:
+            differences = evolution.replay()
+            print("\n".join(differences) or "Everything is as the runs give it.")
+            return 1 if differences else 0
+        if version := _APPROVE.value or _REFUSE.value:
+            evolution.decide(version, bool(_APPROVE.value), _WHY.value)
+        evolution.run(_GATE.value)
+        print(loop.summary(evolution))
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
