@@ -42,7 +42,8 @@ def settings(sampling: str, retire_after: int) -> ConfigDict:
     """The settings that `collect_batch` reads; a quarter of a batch comes from evolution."""
     data = dict(min_evolved_share=0.25, sampling=sampling, sampling_floor=0.1, retire_after=retire_after)
     rollout = dict(tasks_per_step=_BATCH.value, group_size=_GROUP.value)
-    return ConfigDict(dict(seed=0, data=data, rollout=rollout, learner=dict(dynamic_sampling=0)))
+    learner, reward = dict(dynamic_sampling=0), dict(terms=())
+    return ConfigDict(dict(seed=0, data=data, rollout=rollout, learner=learner, reward=reward))
 
 
 WAYS = {

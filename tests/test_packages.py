@@ -16,7 +16,7 @@ ALL = ("",)
 # name; "envs.*" is one package for each family.
 MAY_IMPORT = {
     "types": (),
-    "config": ("names", "config.schedule"),
+    "config": ("names", "config.schedule", "diagnosis.rewards"),
     "config.schedule": (),
     "seeding": (),
     "names": (),
@@ -52,6 +52,7 @@ MAY_IMPORT = {
         "synthesis",
         "grpo.advantages",
         "grpo.filter",
+        "diagnosis.rewards",
     ),
     "preemption": (),
     "records": ("types", "config", "names", "explorers.base", "diagnosis"),

@@ -181,6 +181,13 @@ LEARNER = dict(
     lora_targets="layers/.*_proj/kernel",  # regular expression on parameter paths
 )
 
+# What a rollout is worth to the learner besides its outcome (coevolve_jax/diagnosis/rewards.py).
+REWARD = dict(
+    # Each "WHAT:WEIGHT", e.g. ("length:0.1", "errors:-0.2"): a name of the table there, or a formula such as
+    # "double(errors) / double(calls):-0.1". Outcomes never change.
+    terms=texts(),
+)
+
 MESH = dict(  # the product is the number of devices
     data=Key(1, least=1),
     fsdp=Key(1, least=1),
@@ -283,9 +290,9 @@ EXPLORER = dict(name="scripted")
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "environment": ENVIRONMENT, "data": DATA, "rollout": ROLLOUT, "engine": ENGINE, "learner": LEARNER,
-    "mesh": MESH, "warm_start": WARM_START, "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER,
-    "evolution": EVOLUTION, "budget": BUDGET, "evaluation": EVALUATION, "health": HEALTH,
-    "checkpoint": CHECKPOINT, "logging": LOGGING,
+    "reward": REWARD, "mesh": MESH, "warm_start": WARM_START, "strategy": STRATEGY, "signals": SIGNALS,
+    "explorer": EXPLORER, "evolution": EVOLUTION, "budget": BUDGET, "evaluation": EVALUATION,
+    "health": HEALTH, "checkpoint": CHECKPOINT, "logging": LOGGING,
 }  # fmt: skip
 
 # A section of comparisons whose weak tools are known, absent elsewhere.

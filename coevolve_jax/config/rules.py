@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import names
 from coevolve_jax.config import keys, kinds, methods, schedule
+from coevolve_jax.diagnosis import rewards
 
 
 class Rule(NamedTuple):
@@ -181,6 +182,11 @@ RULES = (
         "engine.name",
         lambda c: "branch" not in methods.needs(c) or c.engine.name == "native",
         "native: strategy {strategy.name} trains copies of the policy, which this process must serve",
+    ),
+    Rule(
+        "reward.terms",
+        lambda c: rewards.size(c.reward.terms) < 1,
+        "terms whose weights are below 1 together, without their signs, for success to be worth most",
     ),
     Rule(
         "evaluation.balanced_candidates",

@@ -34,6 +34,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config.schedule import KEYS, evolutions
+from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards, rewards_of
 from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
@@ -43,8 +44,6 @@ from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSam
 
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # config keys that methods may read
-
-Rewards = Callable[[Group], Sequence[float]]  # group -> rewards of its valid trajectories, in their order
 
 
 class Roll(Protocol):
@@ -222,11 +221,6 @@ class Strategy(Protocol):
         ...
 
 
-def outcome_rewards(group: Group) -> Sequence[float]:
-    """The environment's own rewards."""
-    return group.rewards
-
-
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
     """All trajectories, group by group."""
     return [t for group in groups for t in group.trajectories]
@@ -260,10 +254,14 @@ def grpo_samples(
     Nothing else decides which groups are learned from. It reads config.learner: skip_zero_variance_groups,
     dynamic_sampling, group_filter and advantage.
 
+    Args:
+      state: of the group filter.
+      rewards: what the rollouts are worth before the terms of config.reward are added.
+
     Returns:
       (samples, state of the group filter after them)
     """
-    c = config.learner
+    c, rewards = config.learner, rewards_of(config, rewards)
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
     active_groups = {i: spread(values) for i, values in shaped.items()}
     if c.skip_zero_variance_groups or c.dynamic_sampling:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards, rewards_of
 from coevolve_jax.grpo.advantages import drop_zero_variance
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Rewards, Roll, outcome_rewards
+from coevolve_jax.strategies.base import Roll
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Task, spread
 
@@ -35,13 +36,13 @@ def collect_batch(
     ones too.
 
     Args:
-      rewards: the rewards whose spread counts.
+      rewards: the rewards whose spread counts, before the terms of config.reward are added.
       weights: D_t [N] -> odds of its tasks [N], in the order of D_t. 0 retires a task: it comes only if no
         other is left. None: those of config.data.
       min_evolved_share: None: that of config.data.
       how: further arguments of `roll`.
     """
-    c, groups = config, []
+    c, groups, rewards = config, [], rewards_of(config, rewards)
     odds = (lambda rows: weights(tasks)) if weights else (lambda rows: sampling_weights(c, rows))
     share = c.data.min_evolved_share if min_evolved_share is None else min_evolved_share
     missing = c.rollout.tasks_per_step

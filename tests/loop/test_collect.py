@@ -16,7 +16,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.strategies.base import grpo_samples, outcome_rewards, trajectories_of
+from coevolve_jax.strategies.base import grpo_samples, trajectories_of
 from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Outcome, Task, Turn
@@ -55,6 +55,7 @@ def settings(**learner) -> ConfigDict:
             seed=0,
             data=dict(min_evolved_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
             rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
+            reward=dict(terms=()),
             learner={
                 **dict(
                     dynamic_sampling=0,
@@ -122,7 +123,7 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
 
 def test_spread_and_advantages_are_those_of_the_shaped_rewards():
     groups = collect(MadeUpRewards(), pool(60), 4)
-    shaped = lambda group: [r + 0.5 * i for i, r in enumerate(outcome_rewards(group))]
+    shaped = lambda group: [r + 0.5 * i for i, r in enumerate(group.rewards)]
     samples, _ = grpo_samples(settings(skip_zero_variance_groups=True), groups, FilterState(), rewards=shaped)
     assert len(samples) == 12  # shaped rewards have spread everywhere
     assert [s.trajectory.outcome.reward for s in samples] == [
