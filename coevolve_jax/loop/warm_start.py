@@ -147,7 +147,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         if engine and c.warm_start.eval_tasks:
             agent = stack.enter_context(closing(build.agent(c, policy, engine, env_pool)))
             tried = [shown.tasks[i] for i in held_out[: c.warm_start.eval_tasks]]
-            success = partial(_success, c, trainer, agent, engine, tried)
+            success = partial(_success, c, trainer, build.evaluation_agent(c, agent), engine, tried)
         pick = lambda chosen: [shown.trajectories[i] for i in chosen]
         begin = lambda: learner.init(policy.params)
         course = Supervised(c, folder, learner, begin, pick(trained), pick(held_out), success)
