@@ -277,6 +277,9 @@ CHECKPOINT = dict(
 LOGGING = dict(
     trajectories_every=Key(10, least=1),  # steps between trajectory files
     trajectories=Key(8, least=0),  # trajectories per file
+    # Steps between files of whole groups, with all tokens; 0: none (coevolve_jax/records/rollouts.py).
+    rollouts_every=Key(0, least=0),
+    evaluations=False,  # files of the held-out rollouts, without tokens
     trackers=Key("tensorboard", serving=True),  # tensorboard,wandb or dotted paths of modules
 )
 

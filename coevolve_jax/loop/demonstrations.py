@@ -16,7 +16,7 @@ from coevolve_jax import build
 from coevolve_jax.build import Policy
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.initial import explore, held_out_tasks, leak_guard, read_tasks, task_pool
-from coevolve_jax.records.workdir import write_text
+from coevolve_jax.records.files import write_text
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
 from coevolve_jax.synthesis.pipeline import Synthesizer

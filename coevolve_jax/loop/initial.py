@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ml_collections import ConfigDict
 from tqdm import tqdm
@@ -28,7 +29,9 @@ from coevolve_jax.types import Outcome, Task
 
 
 @interruptible()
-def bootstrap(config: ConfigDict, synthesizer: Callable[..., Synthesizer], eval_agent: Agent) -> RunState:
+def bootstrap(
+    config: ConfigDict, synthesizer: Callable[..., Synthesizer], eval_agent: Agent, workdir: Path
+) -> RunState:
     """Makes the state of a run before its first step.
 
     The held-out tasks are in scenarios of the evaluation split and never trained on:
@@ -49,7 +52,7 @@ def bootstrap(config: ConfigDict, synthesizer: Callable[..., Synthesizer], eval_
         held_out = held_out_tasks(c, synthesizer(None, eval_agent.fits))
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
-        rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True)
+        rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True, workdir=workdir)
     ledger = Counter({EXPLORER + key: n for key, n in (synthesizer(None).roles.costs or {}).items()})
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 

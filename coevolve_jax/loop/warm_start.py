@@ -43,7 +43,8 @@ from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.models import hf_io
 from coevolve_jax.planning import plan
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.records.workdir import WARM_START, claimed, write_text
+from coevolve_jax.records.files import write_text
+from coevolve_jax.records.workdir import WARM_START, claimed
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.seeding import rng_for

@@ -184,7 +184,8 @@ def comparable(workdir: Path) -> dict:
         "held_out.jsonl",
         "policy/model.safetensors",
     ]
-    files += sorted(str(p.relative_to(workdir)) for p in (workdir / "trajectories").iterdir())
+    folders = ("trajectories", "rollouts", "evaluations")
+    files += sorted(str(p.relative_to(workdir)) for folder in folders for p in workdir.glob(f"{folder}/*"))
     saved = json.loads((max((workdir / "checkpoints").glob("step_*")) / "state.json").read_text())["state"]
     return {
         "metrics": metrics,
