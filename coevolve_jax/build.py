@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs, names
+from coevolve_jax.config import keys
 from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
@@ -297,7 +298,7 @@ def _sglang(
 
 
 def _sizes(config: ConfigDict) -> dict[str, int]:
-    needs = [(config.rollout.max_length, config.rollout.max_new_tokens)]
+    needs = [(c.max_length, c.max_new_tokens) for c in (config.rollout, config.evaluation)]
     if configs.asks_policy(config):
         needs.append((config.explorer.max_length, config.explorer.max_tokens))
     return {name: max(sizes) for name, sizes in zip(("max_length", "max_new_tokens"), zip(*needs))}
@@ -305,16 +306,25 @@ def _sizes(config: ConfigDict) -> dict[str, int]:
 
 def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessPool) -> Agent:
     """Builds the agent. Reads the sections environment, rollout and engine."""
-    c, worlds = config.rollout, family(config)
-    limits = Limits(
-        c.max_length,
-        c.max_new_tokens,
-        c.max_steps,
-        c.max_observation,
-        c.max_messages,
-        c.malformed,
-    )
-    concurrency = config.engine.max_concurrency
-    chat = policy.chat.writing(c.tool_call_format)
-    endings = "endings" in configs.needs(config)
+    worlds, concurrency = family(config), config.engine.max_concurrency
+    chat = policy.chat.writing(config.rollout.tool_call_format)
+    limits, endings = rollout_limits(config), "endings" in configs.needs(config)
     return Agent(engine, chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern, endings)
+
+
+def evaluation_agent(config: ConfigDict, agent: Agent) -> Agent:
+    """The agent within the limits of evaluations. Close `agent`, with which it shares all else."""
+    return agent.with_limits(evaluation_limits(config))
+
+
+def rollout_limits(config: ConfigDict) -> Limits:
+    """The limits of training rollouts: the keys of the section rollout with the names of the fields."""
+    return Limits(**{field.name: config.rollout[field.name] for field in dataclasses.fields(Limits)})
+
+
+def evaluation_limits(config: ConfigDict) -> Limits:
+    """The limits of evaluations. A key of the section evaluation at its default stands for the rollouts'."""
+    own = {field.name: config.evaluation[field.name] for field in dataclasses.fields(Limits)}
+    default = {name: keys.REQUIRED[f"evaluation.{name}"].default for name in own}
+    changed = {name: value for name, value in own.items() if value != default[name]}
+    return dataclasses.replace(rollout_limits(config), **changed)

@@ -109,12 +109,13 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)
         family = build.family(c)
-        synthesizer = lambda guard: Synthesizer(
-            roles, family.tools, env_pool, c, guard, agent.fits, family.action_pattern
+        synthesizer = lambda guard, fits=agent.fits: Synthesizer(
+            roles, family.tools, env_pool, c, guard, fits, family.action_pattern
         )
+        eval_agent = build.evaluation_agent(c, agent)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
-            run_state, saved = bootstrap(c, synthesizer, agent), None
+            run_state, saved = bootstrap(c, synthesizer, eval_agent, workdir), None
             state = learner.init(policy.params)
         else:
             step, state, saved = restored
@@ -133,7 +134,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             )
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
-            held_out = partial(evaluate_held_out, c, agent, run.state.held_out)
+            held_out = partial(evaluate_held_out, c, eval_agent, run.state.held_out, workdir=workdir)
             # Around blocks between two updates, where the state is consistent: if one fails, save first.
             saving = partial(save_on_error, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the initial state, for other runs to fork

@@ -14,6 +14,7 @@ The official checker scores BFCL tasks (docs/environments/bfcl.md). The report h
 names all that the score depends on: protocol, split, temperature, number of rollouts and package versions.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -138,7 +139,9 @@ def run() -> None:
     if trained:  # the run's own settings; flags that are given override them
         kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
         config.environment = trained.environment
-        limits, world = {key: trained.rollout[key] for key in limits} | kept(limits), kept(world)
+        evaluated = dataclasses.asdict(build.evaluation_limits(trained))
+        limits = evaluated | {"tool_call_format": trained.rollout.tool_call_format} | kept(limits)
+        world = kept(world)
     config.environment.update(name=name, **world)
     config.rollout.update(limits)
     config.engine.update(
@@ -148,7 +151,7 @@ def run() -> None:
         push_folder=_FOLDER.value,
         timeout=600.0,
     )
-    as_trained = held_out and not any(flags.FLAGS[key].present for key in limits)
+    as_evaluated = held_out and not any(key in flags.FLAGS and flags.FLAGS[key].present for key in limits)
     family = build.family(config)
     settings = family.settings(_CATEGORIES.value, _PROTOCOL.value)
     settings |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
@@ -191,7 +194,7 @@ def run() -> None:
             "seed": _SEED.value,
             "tool_call_format": config.rollout.tool_call_format,
             "chat_template": " ".join(policy.chat.notes) or "the tokenizer's",
-            "limits": _PROTOCOL.value or ("as in training" if as_trained else "by the flags"),
+            "limits": _PROTOCOL.value or ("as in the run's evaluations" if as_evaluated else "by the flags"),
             "steps_per_turn": config.rollout.max_steps,
             "messages": config.rollout.max_messages or "any number",
             "max_length": config.rollout.max_length,

@@ -250,6 +250,13 @@ EVALUATION = dict(
     last_rollouts=Key(0, least=0),  # and in the last evaluation, after training; 0: as many as in the others
     temperature=Key(1.0, least=0.0),
     seed=Key(1234, least=0),  # of the held-out tasks; the same for every run
+    # Limits of its rollouts, which also bound the held-out tasks. By default each is that of config.rollout.
+    max_length=Key(0, least=0),  # 0: as in rollout
+    max_new_tokens=Key(0, least=0),  # 0: as in rollout
+    max_steps=Key(0, least=0),  # 0: as in rollout
+    max_messages=Key(-1, least=-1),  # 0: no bound; -1: as in rollout
+    max_observation=Key(0, least=0),  # 0: as in rollout
+    malformed=Key("", of=("", "answer", "end_turn")),  # "": as in rollout
 )
 
 # Thresholds beyond which a step raises an alert. coevolve_jax/records/health.py says what each means.
@@ -277,6 +284,9 @@ CHECKPOINT = dict(
 LOGGING = dict(
     trajectories_every=Key(10, least=1),  # steps between trajectory files
     trajectories=Key(8, least=0),  # trajectories per file
+    # Steps between files of whole groups, with all tokens; 0: none (coevolve_jax/records/rollouts.py).
+    rollouts_every=Key(0, least=0),
+    evaluations=False,  # files of the held-out rollouts, without tokens
     trackers=Key("tensorboard", serving=True),  # tensorboard,wandb or dotted paths of modules
 )
 

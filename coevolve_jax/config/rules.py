@@ -71,6 +71,15 @@ RULES = (
         "below config.rollout.max_length ({rollout.max_length}), which a prompt must fit in too",
     ),
     Rule(
+        "evaluation.max_length",
+        lambda c: (
+            (c.evaluation.max_new_tokens or c.rollout.max_new_tokens)
+            < (c.evaluation.max_length or c.rollout.max_length)
+        ),
+        "above config.evaluation.max_new_tokens ({evaluation.max_new_tokens}), where 0 stands for the value "
+        "of config.rollout ({rollout.max_length} and {rollout.max_new_tokens})",
+    ),
+    Rule(
         "learner.lora_targets",
         lambda c: _is_pattern(c.learner.lora_targets),
         "a regular expression",

@@ -14,8 +14,11 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.config import idle
+from coevolve_jax.diagnosis import rewards
 
 Changes = dict[str, Any]  # dotted config key -> value
+NEW_WEIGHT = 0.1  # of a reward term that is added
+MOST_TERMS = 0.3  # sum of the sizes of the weights of reward terms
 LAYERS = ("reward", "filter", "credit", "optimiser", "sampling", "limits", "tasks", "evolution")
 
 
@@ -102,6 +105,28 @@ def _trade(layer: str, key: str, against: str, values: Sequence[int]) -> Lever:
     return Lever(key, layer, (key, against), moves)
 
 
+def _terms() -> Lever:
+    """config.reward.terms: one term is added, removed, halved or doubled."""
+    key = "reward.terms"
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        now = {term.what: term.weight for term in rewards.parse(config.reward.terms)}
+        found = {f"add {what}": {**now, what: NEW_WEIGHT} for what in rewards.TERMS if what not in now}
+        for what, weight in now.items():
+            rest = {w: v for w, v in now.items() if w != what}
+            found |= {
+                f"remove {what}": rest,
+                f"halve {what}": {**now, what: weight / 2},
+                f"double {what}": {**now, what: weight * 2},
+            }
+        texts = {m: tuple(str(rewards.Term(*term)) for term in terms.items()) for m, terms in found.items()}
+        # What makes the terms smaller is always open, also from beyond the bound.
+        smaller = ("remove", "halve")
+        return {m: {key: t} for m, t in texts.items() if m.startswith(smaller) or rewards.size(t) <= MOST_TERMS}
+
+    return Lever(key, "reward", (key,), moves)
+
+
 def table(config: ConfigDict) -> dict[str, Lever]:
     """The levers that the campaign may move, by name: those of config.harness.levers, within its bounds.
 
@@ -116,6 +141,7 @@ def table(config: ConfigDict) -> dict[str, Lever]:
 
     on = (False, True)
     known = [
+        _terms(),
         _choice("filter", "learner.group_filter", on),
         _choice("filter", "learner.skip_zero_variance_groups", on),
         _choice("credit", "learner.advantage", ("group_std", "group_mean", "leave_one_out")),

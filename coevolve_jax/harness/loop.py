@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import names
+from coevolve_jax.config import keys
 from coevolve_jax.harness import campaign as folders
 from coevolve_jax.harness import evidence, levers, skills, verdict
 from coevolve_jax.harness.campaign import Campaign
@@ -354,8 +355,8 @@ def without_harness(config: ConfigDict) -> ConfigDict:
 def settled(config: ConfigDict) -> ConfigDict:
     """The config of v000 with all that no lever may move by accident.
 
-    Evaluations get the limits that they have now, every version as many rollouts, and whole groups are kept on
-    disk. Raises ValueError where the evaluation would read the test split.
+    Evaluations get the limits that they have now, every version as many rollouts, and whole groups are kept
+    on disk. Raises ValueError where the evaluation would read the test split.
     """
     c = config
     if c.environment.eval_split == "test":
@@ -364,11 +365,13 @@ def settled(config: ConfigDict) -> ConfigDict:
             "the test once."
         )
     limits = [key for key in c.evaluation if key in c.rollout and key != "temperature"]
+    default = {key: keys.REQUIRED[f"evaluation.{key}"].default for key in limits}
+    pinned = {key: c.rollout[key] for key in limits if c.evaluation[key] == default[key]}
     rollouts = c.budget.rollouts or c.steps * c.rollout.tasks_per_step * c.rollout.group_size
     return configs.override(
         c,
         {
-            **{f"evaluation.{key}": c.evaluation[key] or c.rollout[key] for key in limits},
+            **{f"evaluation.{key}": value for key, value in pinned.items()},
             "budget.rollouts": rollouts,
             "logging.rollouts_every": 1,
             "logging.evaluations": True,

@@ -16,7 +16,7 @@ from coevolve_jax import build
 from coevolve_jax.build import Policy
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.initial import explore, held_out_tasks, leak_guard, read_tasks, task_pool
-from coevolve_jax.records.workdir import write_text
+from coevolve_jax.records.files import write_text
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
 from coevolve_jax.synthesis.pipeline import Synthesizer
@@ -54,10 +54,11 @@ def make_tasks(
         return list(tasks.read(path)), Counter(made["refused"])
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
         roles, family = build.explorer(c, policy, engine, agent=agent), build.family(c)
-        synthesizer = lambda guard: Synthesizer(
-            roles, family.tools, env_pool, c, guard, agent.fits, family.action_pattern
+        synthesizer = lambda guard, fits=agent.fits: Synthesizer(
+            roles, family.tools, env_pool, c, guard, fits, family.action_pattern
         )
-        guarded = synthesizer(leak_guard(c, held_out_tasks(c, synthesizer(None))))
+        held_out = held_out_tasks(c, synthesizer(None, build.evaluation_agent(c, agent).fits))
+        guarded = synthesizer(leak_guard(c, held_out))
         refused = Counter[str]()
         if c.warm_start.source:
             refused.update(why for task in given_tasks(c) if (why := guarded.add(tasks, task)[0]))

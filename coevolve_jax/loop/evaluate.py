@@ -7,6 +7,7 @@ import dataclasses
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax.analysis import stats
+from coevolve_jax.records.rollouts import write_evaluation
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
@@ -156,6 +158,7 @@ def evaluate_held_out(
     step: int,
     greedy: bool = False,
     last: bool = False,
+    workdir: Path | None = None,
 ) -> list[dict]:
     """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
 
@@ -168,8 +171,9 @@ def evaluate_held_out(
         greedy_success, greedy_invalid  only with `greedy`, for "iid": one greedy rollout per task
 
     last: the evaluation after training, which takes config.evaluation.last_rollouts where that is set.
+    workdir: where config.logging.evaluations keeps the rollouts (records/rollouts.py); None: nowhere.
     """
-    c, rows = config.evaluation, []
+    c, rows, rolled = config.evaluation, [], dict[str, list[Group]]()
     num_rollouts = (last and c.last_rollouts) or c.num_rollouts
     weak = tuple(config.get("testbed", {}).get("weak_tools", ()))
     for kind, name in (("held_out", "iid"), ("balanced", "balanced")):
@@ -177,7 +181,7 @@ def evaluate_held_out(
         if not chosen:
             continue
         how = dict(num_rollouts=num_rollouts, temperature=c.temperature, seed=c.seed)
-        result, _ = evaluate(agent, chosen, **how, title=name)
+        result, rolled[name] = evaluate(agent, chosen, **how, title=name)
         row = {
             "step": step,
             "set": name,
@@ -188,9 +192,13 @@ def evaluate_held_out(
         if weak:
             row |= by_weakness(chosen, result.by_task, weak)
         if greedy and name == "iid":
-            decoded, _ = evaluate(agent, chosen, num_rollouts=1, temperature=0.0, seed=c.seed, title="greedy")
+            decoded, rolled["greedy"] = evaluate(
+                agent, chosen, num_rollouts=1, temperature=0.0, seed=c.seed, title="greedy"
+            )
             row |= {"greedy_success": decoded.success, "greedy_invalid": decoded.invalid}
         rows.append(row)
+    if workdir and config.logging.evaluations:
+        write_evaluation(workdir, step, rolled)
     return rows
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ml_collections import ConfigDict
 from tqdm import tqdm
@@ -29,7 +30,7 @@ from coevolve_jax.types import Outcome, Task
 
 @interruptible()
 def bootstrap(
-    config: ConfigDict, synthesizer: Callable[[LeakGuard | None], Synthesizer], agent: Agent
+    config: ConfigDict, synthesizer: Callable[..., Synthesizer], eval_agent: Agent, workdir: Path
 ) -> RunState:
     """Makes the state of a run before its first step.
 
@@ -41,13 +42,17 @@ def bootstrap(
     D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
     config.data.initial_file. With a section config.testbed each weak tool comes `least` to `most` times in
     D_0. `Roles.initial` explores for all of these, if the explorer has it.
+
+    Args:
+      synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
+      eval_agent: from `build.evaluation_agent`. Held-out tasks fit its limits.
     """
     c, seconds = config, {}
     with timed(seconds, "other"):
-        held_out = held_out_tasks(c, synthesizer(None))
+        held_out = held_out_tasks(c, synthesizer(None, eval_agent.fits))
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
-        rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
+        rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True, workdir=workdir)
     ledger = Counter({EXPLORER + key: n for key, n in (synthesizer(None).roles.costs or {}).items()})
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 

@@ -9,6 +9,8 @@
     signals.jsonl        the strategy's findings in each step
     explorations.jsonl   reflections, the steps explored under them, the verdicts on the proposals
     trajectories/        some rollouts of some steps, to read
+    rollouts/            with config.logging.rollouts_every: all rollouts (records/rollouts.py)
+    evaluations/         with config.logging.evaluations: the held-out rollouts, without tokens
     checkpoints/         see records/checkpoint.py
     tensorboard/ wandb/  files of the trackers, if config.logging.trackers names them
     failure.json         if the run has diverged: the step and why
@@ -49,17 +51,12 @@ from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
 from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.records import health
+from coevolve_jax.records.files import read_lines, write_lines, write_text
 from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, SIGNALS, MetricsWriter, encode
+from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.records.trackers.base import Tracker
-from coevolve_jax.records.workdir import (
-    WARM_START,
-    checkpoints,
-    read_lines,
-    recorded_model,
-    write_lines,
-    write_text,
-)
+from coevolve_jax.records.workdir import WARM_START, checkpoints, recorded_model
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -256,6 +253,8 @@ class Run:
             "alerts": health.alerts(values, c.health),
             "seconds": dict(seconds),
         }
+        if (every := c.logging.rollouts_every) and step % every == 0:
+            write_rollouts(self.workdir, step, groups, samples)
         last = step + 1 == c.steps or self._spent
         due = step % c.logging.trajectories_every == 0 or last
         shown = list(readable(chat, groups, samples, step, c.logging.trajectories)) if due else None

@@ -27,8 +27,9 @@ from coevolve_jax.grpo.optimizer import learning_rate
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.records import checkpoint
+from coevolve_jax.records.files import write_lines
 from coevolve_jax.records.logs import encode
-from coevolve_jax.records.workdir import WARM_START, write_lines
+from coevolve_jax.records.workdir import WARM_START
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import TrainingSample, Trajectory
 

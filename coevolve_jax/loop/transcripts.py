@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from coevolve_jax.records.rollouts import mean_advantages
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.types import Group, TrainingSample, Trajectory
@@ -23,11 +24,7 @@ def readable(
     "segments" holds the tokens (see `segments`). "advantage" is the mean over the tokens that the policy
     sampled; None if the learner did not use the trajectory.
     """
-    learned = {
-        id(s.trajectory): round(float(np.mean(s.advantages[s.trajectory.mask])), 4)
-        for s in samples
-        if s.advantages is not None and s.trajectory.mask.any()
-    }
+    learned = {key: round(mean, 4) for key, mean in mean_advantages(samples).items()}
     queries = {g.task.id: [turn.query for turn in g.task.turns] for g in groups}
     distinct = {(t.task_id, t.outcome.success): t for t in reversed(trajectories_of(groups))}.values()
     failures, successes = ([t for t in distinct if t.outcome.success == success] for success in (False, True))

@@ -43,7 +43,8 @@ from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.models import hf_io
 from coevolve_jax.planning import plan
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.records.workdir import WARM_START, claimed, write_text
+from coevolve_jax.records.files import write_text
+from coevolve_jax.records.workdir import WARM_START, claimed
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.seeding import rng_for
@@ -147,7 +148,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         if engine and c.warm_start.eval_tasks:
             agent = stack.enter_context(closing(build.agent(c, policy, engine, env_pool)))
             tried = [shown.tasks[i] for i in held_out[: c.warm_start.eval_tasks]]
-            success = partial(_success, c, trainer, agent, engine, tried)
+            success = partial(_success, c, trainer, build.evaluation_agent(c, agent), engine, tried)
         pick = lambda chosen: [shown.trajectories[i] for i in chosen]
         begin = lambda: learner.init(policy.params)
         course = Supervised(c, folder, learner, begin, pick(trained), pick(held_out), success)

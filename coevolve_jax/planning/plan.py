@@ -310,9 +310,9 @@ def _longest(run: ConfigDict) -> int:
 
 
 def _longest_section(run: ConfigDict) -> str:
-    """The section whose max_length that is: the rollouts', or the explorer's where it asks the policy."""
-    asks = configs.asks_policy(run) and run.explorer.max_length > run.rollout.max_length
-    return "explorer" if asks else "rollout"
+    """The section whose max_length that is. The explorer's counts where it asks the policy."""
+    sections = ("rollout", "evaluation", *(["explorer"] if configs.asks_policy(run) else []))
+    return max(sections, key=lambda section: run[section].max_length)
 
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:

@@ -1,4 +1,4 @@
-"""The folder of a run: claimed by one process at a time, forked, and written with atomic replacement."""
+"""The folder of a run: claimed by one process at a time, and forked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.records import checkpoint
+from coevolve_jax.records import checkpoint, rollouts
+from coevolve_jax.records.files import write_text
 
 LOCK = "lock"
 ANSWERING = {
@@ -182,6 +183,10 @@ def fork(
             record_model(half, served)
         if (run / "trajectories").is_dir():
             shutil.copytree(run / "trajectories", half / "trajectories")
+        for name, first in ((rollouts.ROLLOUTS, step), (rollouts.EVALUATIONS, step + 1)):
+            if (run / name).is_dir():  # of the steps before the fork's own
+                ignore = rollouts.from_step(first)
+                shutil.copytree(run / name, half / name, copy_function=_link, ignore=ignore)
         if (run / WARM_START).is_dir():
             shutil.copytree(run / WARM_START, half / WARM_START, copy_function=_link)
         os.replace(half, workdir)
@@ -194,19 +199,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def read_lines(path: Path) -> Iterator[dict]:
-    with open(path, encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def write_lines(path: Path, rows: Sequence[dict]) -> None:
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file atomically: a reader, or a kill, leaves either the old or the new content."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -159,6 +160,12 @@ class Agent:
         with self._meter.of(calls=1):
             done = event_loop.run(self._rollouts(rollouts, temperature, on_done))
         return [Group(task, tuple(row)) for task, row in zip(tasks, done)]
+
+    def with_limits(self, limits: Limits) -> Agent:
+        """An agent with other limits that shares engine, worlds and slots. Close this one alone."""
+        other = copy.copy(self)
+        other._limits = limits
+        return other
 
     def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
         """Says whether the task's reference calls fit this agent's limits (limits.reference_fits)."""

@@ -323,6 +323,17 @@ def test_what_servers_are_told_is_part_of_the_digest():
     assert configs.digest(override(TINY, {"engine.url": "http://elsewhere"})) == configs.digest(TINY)
 
 
+def test_a_message_of_an_evaluation_fits_its_conversation():
+    configs.check(override(TINY, {"evaluation.max_length": 65}))
+    for short in (
+        {"evaluation.max_length": 64},  # the rollouts' 64 tokens of a message
+        {"evaluation.max_new_tokens": 512},  # the rollouts' 512 tokens of a conversation
+        {"evaluation.max_length": 100, "evaluation.max_new_tokens": 100},
+    ):
+        with pytest.raises(ValueError, match="config.evaluation.max_length is .* above config.evaluation.ma"):
+            configs.check(override(TINY, short))
+
+
 def test_the_threshold_of_features_is_never_off_and_a_section_is_no_none():
     for bad in (0.0, -1.0, 2.0):
         with pytest.raises(ValueError, match="config.data.leak_threshold is"):

@@ -26,6 +26,7 @@ from coevolve_jax.loop.collect import Collector
 from coevolve_jax.loop.evolve import Evolver, FirstUse
 from coevolve_jax.models import hf_io
 from coevolve_jax.records import checkpoint
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import EngineError
 from tests.support import loop_fakes, reference_loop
 from tests.support.paths import ROOT
@@ -147,21 +148,14 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
     """One call of `train`: the recorded events, and how it ended."""
     tell, gates = Recorder(kill_at), defaultdict(threading.Event)
 
-    def agent(*arguments):
-        made = real_agent(*arguments)
-        rollout_groups = made.rollout_groups
+    def recorded(agent, tasks, seeds, temperature, *more, **others):
+        asked = [(task.id, m, seed) for task, row in zip(tasks, seeds) for m, seed in enumerate(row)]
+        tell("rollouts", temperature, asked)
+        groups = rollout_groups(agent, tasks, seeds, temperature, *more, **others)
+        tell("trajectories", [tokens(t) for group in groups for t in group.trajectories])
+        return groups
 
-        def recorded(tasks, seeds, temperature, *more, **others):
-            asked = [(task.id, m, seed) for task, row in zip(tasks, seeds) for m, seed in enumerate(row)]
-            tell("rollouts", temperature, asked)
-            groups = rollout_groups(tasks, seeds, temperature, *more, **others)
-            tell("trajectories", [tokens(t) for group in groups for t in group.trajectories])
-            return groups
-
-        made.rollout_groups = recorded
-        return made
-
-    real_agent, real_strategy = build.agent, build.strategy
+    rollout_groups, real_strategy = Agent.rollout_groups, build.strategy
     policy = build.Policy(
         None, loop_fakes.Learner.as_params(loop_fakes.START), loop_fakes.TOKENIZER, loop_fakes.CHAT
     )
@@ -171,7 +165,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(build, "env_pool", lambda config: loop_fakes.Worlds())
         m.setattr(build, "explorer", lambda *arguments: loop_fakes.Lamplighter(tell).roles())
         m.setattr(build, "engine", engine)
-        m.setattr(build, "agent", agent)
+        m.setattr(Agent, "rollout_groups", recorded)
         m.setattr(build, "strategy", lambda *arguments: Heard(real_strategy(*arguments), tell, gates))
         m.setattr(training, "Learner", partial(loop_fakes.Learner, tell=tell))
         m.setattr(training, "Collector", WithoutHurry)
@@ -482,6 +476,30 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up(tmp_path, batches
         for folder in (tmp_path / "run", tmp_path / "whole")
     )
     assert made == wanted and [row["step"] for row in made["evaluations"]] == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "tight",
+    [
+        {"max_length": 60},
+        {"max_length": 60, "max_new_tokens": 12, "max_steps": 1, "max_messages": 2, "max_observation": 2,
+         "malformed": "end_turn"},
+    ],
+)  # fmt: skip
+def test_limits_of_training_move_no_evaluation_that_has_its_own(tight, tmp_path):
+    """Tokens are characters here. The run stops after its first evaluation."""
+    base = {**SMALL, "environment.name": "tests.support.families.lamps", "environment.eval_split": "test"}
+    base |= {"evaluation.tasks": 6, "data.min_calls": 1, "rollout.max_length": 120}
+    base |= {"rollout.max_new_tokens": 16, "data.max_calls": 3}
+    wide, made = override(BASE, base), {}
+    own = {f"evaluation.{key}": wide.rollout[key] for key in tight}
+    changes = {f"rollout.{key}": limit for key, limit in tight.items()}
+    for name, config in {"wide": {}, "tight": changes, "own": changes | own}.items():
+        _, end = session(override(wide, config), tmp_path / name, False, soon=True, until=0)
+        assert end == {}, end
+        made[name] = [rows(tmp_path / name / f"{file}.jsonl") for file in ("held_out", "evaluations")]
+    assert made["own"] == made["wide"] and made["wide"][1][0]["by_task"]
+    assert made["tight"][1][0]["stops"] != made["wide"][1][0]["stops"]
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

@@ -12,15 +12,22 @@ from ml_collections import ConfigDict
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.loop.initial import tasks_from_file
+from coevolve_jax.records import rollouts
 from coevolve_jax.records.workdir import claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
 from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
-from tests.strategies.test_strategies import rows, settings
+from tests.strategies import test_strategies
+from tests.strategies.test_strategies import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+
+
+def settings(strategy, **changes):
+    kept = {"logging.rollouts_every": 1, "logging.evaluations": True}
+    return test_strategies.settings(strategy, **kept, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,15 @@ def test_a_fork_that_changes_nothing_ends_as_the_run(whole, tmp_path):
     want, got = comparable(whole), comparable(tmp_path / "fork")
     for name in want:
         assert got[name] == want[name], name
+
+
+def test_a_fork_has_the_groups_of_the_steps_before_it(whole, tmp_path):
+    fork(whole, 2, tmp_path / "fork")
+    assert rollouts.steps(whole, rollouts.ROLLOUTS) == [0, 1, 2, 3]
+    assert rollouts.steps(tmp_path / "fork", rollouts.ROLLOUTS) == [0, 1]
+    assert len(list((tmp_path / "fork" / "rollouts").iterdir())) == 4
+    assert rollouts.steps(whole, rollouts.EVALUATIONS) == [0, 4]
+    assert rollouts.steps(tmp_path / "fork", rollouts.EVALUATIONS) == [0]
 
 
 def test_a_fork_goes_on_with_another_strategy_from_there(whole, tmp_path):

@@ -17,10 +17,12 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import override
 from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop import initial as begin
+from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.run import RunState
-from coevolve_jax.records import checkpoint
+from coevolve_jax.records import checkpoint, rollouts
 from coevolve_jax.strategies.base import StepReport
 from tests.loop.test_loop import BASE, SMALL, rows, session
+from tests.records.test_rollouts import assert_same
 from tests.support import loop_fakes
 from tests.support.families import lamps
 
@@ -493,3 +495,46 @@ def test_a_run_does_not_begin_with_fewer_tasks_than_it_is_to_have(tmp_path):
     _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
     assert isinstance(end, ValueError) and re.match(r"Unguided exploration found \d+ of 300 ", str(end))
     assert not (tmp_path / "run" / "tasks.jsonl").exists()
+
+
+# Whole groups
+
+WHOLE = {"logging.rollouts_every": 2, "logging.evaluations": True, "strategy.name": "coevolve"}
+
+
+def test_whole_groups_are_kept_and_are_those_of_the_loop(tmp_path, monkeypatch):
+    folder, steps = told(tmp_path / "run", monkeypatch, settings(**WHOLE))
+    assert rollouts.steps(folder, rollouts.ROLLOUTS) == [0, 2, 4]
+    used = []
+    for step in (0, 2, 4):
+        groups, samples = steps[step]
+        assert_same(rollouts.read_rollouts(folder, step), list(groups))
+        learned = {id(s.trajectory): s.advantages[0] for s in samples}
+        used += (wanted := [[learned.get(id(t)) for t in g.trajectories] for g in groups])
+        assert rollouts.read_advantages(folder, step) == wanted
+    assert any(any(own) for own in used)
+    assert rollouts.steps(folder, rollouts.EVALUATIONS) == [0, 2, 4, 6]
+    for row in rows(folder / "evaluations.jsonl"):
+        found = rollouts.read_evaluation(folder, row["step"])
+        assert tally(found[row["set"]], 2, 1.0).by_task == row["by_task"]
+        assert ("greedy" in found) == (row["step"] in (0, 6))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.6, 0.95])
+def test_a_killed_run_leaves_the_same_groups(tmp_path, share):
+    config, files = settings(**WHOLE, **{"checkpoint.every": 3}), {}
+    events, _ = session(config, tmp_path / "whole", True, True)
+    session(config, tmp_path / "killed", True, True, kill_at=int(share * len(events)))
+    session(config, tmp_path / "killed", True, True)
+    for name in ("whole", "killed"):
+        files[name] = {
+            path.relative_to(tmp_path / name): path.read_bytes()
+            for folder in (rollouts.ROLLOUTS, rollouts.EVALUATIONS)
+            for path in (tmp_path / name / folder).iterdir()
+        }
+    assert files["killed"] == files["whole"] and len(files["whole"]) == 2 * 3 + 4
+
+
+def test_without_their_keys_no_groups_are_kept(tmp_path):
+    session(settings(), tmp_path, True, True)
+    assert not {path.name for path in tmp_path.iterdir()} & {rollouts.ROLLOUTS, rollouts.EVALUATIONS}

@@ -184,7 +184,8 @@ def comparable(workdir: Path) -> dict:
         "held_out.jsonl",
         "policy/model.safetensors",
     ]
-    files += sorted(str(p.relative_to(workdir)) for p in (workdir / "trajectories").iterdir())
+    folders = ("trajectories", "rollouts", "evaluations")
+    files += sorted(str(p.relative_to(workdir)) for folder in folders for p in workdir.glob(f"{folder}/*"))
     saved = json.loads((max((workdir / "checkpoints").glob("step_*")) / "state.json").read_text())["state"]
     return {
         "metrics": metrics,
@@ -384,7 +385,7 @@ def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
 def test_a_run_is_evaluated_within_its_own_limits(finished, environ, tmp_path):
     ours = json.loads((finished / "config.json").read_text())["rollout"]
     program = [ROOT / "experiments" / "evaluate.py", f"--workdir={finished}", "--benchmark=held_out"]
-    for more, limits in (((), "as in training"), (("--max_new_tokens=8",), "by the flags")):
+    for more, limits in (((), "as in the run's evaluations"), (("--max_new_tokens=8",), "by the flags")):
         output = tmp_path / f"{len(more)}.json"
         done = forked.run([*program, f"--output={output}", *more], environ)
         assert done.returncode == 0, done.stderr[-2000:]
