@@ -32,9 +32,7 @@ FAULTS: dict[str, Fault] = {
     "brevity_pay": Fault(
         {"reward.terms": ("brevity:0.3",)}, {"reward.terms": ("remove brevity", "halve brevity")}
     ),
-    "mixed_dropped": Fault(
-        {"learner.group_filter": True}, {"learner.group_filter": ("False",)}
-    ),
+    "mixed_dropped": Fault({"learner.group_filter": True}, {"learner.group_filter": ("False",)}),
     "short": Fault({"rollout.max_length": 256}, {"rollout.max_length": ("x2",)}),
     "cold": Fault({"rollout.temperature": 0.4}, {"rollout.temperature": ("x1.25",)}),
     "few": Fault({"rollout.group_size": 2, "rollout.tasks_per_step": 64}, {"rollout.group_size": ("x2",)}),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax.diagnosis import trends
-from coevolve_jax.records.workdir import read_lines
+from coevolve_jax.records.files import read_lines
 
 
 class Selection(NamedTuple):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence
 from coevolve_jax.harness.loop import START, Evolution
-from coevolve_jax.records.workdir import write_text
+from coevolve_jax.records.files import write_text
 
 TEST_SEED = 4321  # of the test tasks
 

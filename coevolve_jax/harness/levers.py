@@ -92,6 +92,22 @@ def _steps(layer: str, key: str, values: Sequence[float]) -> Lever:
     return Lever(key, layer, (key,), moves)
 
 
+def _again() -> Lever:
+    """Rounds in which groups without spread are replaced. They cost rollouts, so the run ends sooner.
+
+    The bound is what the steps of the run take without such rounds.
+    """
+    key, budget = "learner.dynamic_sampling", "budget.rollouts"
+    plain = _steps("sampling", key, (0, 1, 2, 3))
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        most = config.steps * config.rollout.tasks_per_step * config.rollout.group_size
+        bound = {budget: config.budget.rollouts or most}
+        return {name: {**changes, **bound} for name, changes in plain.moves(config).items()}
+
+    return Lever(key, "sampling", (key, budget), moves)
+
+
 def _trade(layer: str, key: str, against: str, values: Sequence[int]) -> Lever:
     """Two whole numbers whose product stays. A move doubles or halves the first."""
 
@@ -122,7 +138,11 @@ def _terms() -> Lever:
         texts = {m: tuple(str(rewards.Term(*term)) for term in terms.items()) for m, terms in found.items()}
         # What makes the terms smaller is always open, also from beyond the bound.
         smaller = ("remove", "halve")
-        return {m: {key: t} for m, t in texts.items() if m.startswith(smaller) or rewards.size(t) <= MOST_TERMS}
+        return {
+            m: {key: t}
+            for m, t in texts.items()
+            if m.startswith(smaller) or rewards.size(t) < MOST_TERMS + 1e-9
+        }
 
     return Lever(key, "reward", (key,), moves)
 
@@ -155,7 +175,7 @@ def table(config: ConfigDict) -> dict[str, Lever]:
         scale("optimiser", "learner.max_grad_norm", 0.01, 10.0),
         scale("sampling", "rollout.temperature", 0.4, 1.6, 1.25),
         _trade("sampling", "rollout.group_size", "rollout.tasks_per_step", (2, 4, 8, 16, 32, 64)),
-        _steps("sampling", "learner.dynamic_sampling", (0, 1, 2, 3)),
+        _again(),
         _steps("sampling", "rollout.max_staleness", (0, 1, 2, 4, 6)),
         scale("limits", "rollout.max_length", 64, config.learner.pack_length, 2.0, whole=True),
         scale("limits", "rollout.max_new_tokens", 16, 4096, 2.0, whole=True),

@@ -163,8 +163,9 @@ class Evolution:
         if not self.campaign.events():
             self._begin()
         while (todo := self.next()) is not None:
-            self.campaign.check()
             version, part = todo
+            if part in ("proposal", "verdict"):
+                self.campaign.check()
             if version != START and part in GATES.get(gate, ()):
                 self._ask(version, part)
             if part == "evidence":
@@ -320,7 +321,9 @@ class Evolution:
         if part == "evidence" and self._refusal(version):
             return
         if self._decision(version, part) is None:
-            what = "before it is trained" if part == "evidence" else "before its verdict counts"
+            what = "before it is trained"
+            if part == "verdict":
+                what = f"before its verdict counts (the rules say {self.judge(version).kind})"
             raise Waiting(
                 f"{version} waits for a person {what}: --approve={version}, or --refuse={version} --why=..."
             )
@@ -355,8 +358,9 @@ def without_harness(config: ConfigDict) -> ConfigDict:
 def settled(config: ConfigDict) -> ConfigDict:
     """The config of v000 with all that no lever may move by accident.
 
-    Evaluations get the limits that they have now, every version as many rollouts, and whole groups are kept
-    on disk. Raises ValueError where the evaluation would read the test split.
+    Evaluations get the limits that they have now, and whole groups are kept on disk.
+
+    Raises ValueError where the evaluation would read the test split.
     """
     c = config
     if c.environment.eval_split == "test":
@@ -367,12 +371,10 @@ def settled(config: ConfigDict) -> ConfigDict:
     limits = [key for key in c.evaluation if key in c.rollout and key != "temperature"]
     default = {key: keys.REQUIRED[f"evaluation.{key}"].default for key in limits}
     pinned = {key: c.rollout[key] for key in limits if c.evaluation[key] == default[key]}
-    rollouts = c.budget.rollouts or c.steps * c.rollout.tasks_per_step * c.rollout.group_size
     return configs.override(
         c,
         {
             **{f"evaluation.{key}": value for key, value in pinned.items()},
-            "budget.rollouts": rollouts,
             "logging.rollouts_every": 1,
             "logging.evaluations": True,
         },

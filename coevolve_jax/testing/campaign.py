@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness.store import Job
-from coevolve_jax.records.workdir import write_lines, write_text
+from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.seeding import rng_for
 
-TASKS, ROLLOUTS, STEPS = 100, 2, 12
+TASKS, ROLLOUTS, STEPS = 400, 2, 12
 NOISE = 0.017  # standard deviation of a run's success between seeds
 
 
@@ -29,7 +29,7 @@ def truth(config: ConfigDict) -> float:
     """The success that the config's policy has in expectation after training."""
     c = config
     found = 0.80
-    found -= 0.10 * min(2.0, abs(math.log10(c.learner.learning_rate / 1e-4)))
+    found -= 0.15 * min(1.5, abs(math.log10(c.learner.learning_rate / 1e-4)))
     found -= 0.12 * (c.learner.kl_coef > 0.3)
     found -= 0.10 * (c.rollout.max_length < 400)
     found -= 0.08 * (c.rollout.group_size < 4)

@@ -10,13 +10,13 @@ No proposer sees the selection set or the test: of a version's score it is told 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.harness.levers import Lever, Refused, move
+from coevolve_jax.harness.levers import Changes, Lever, Refused, move
 from coevolve_jax.harness.records import Proposal, Skill
 
 
@@ -57,26 +57,26 @@ class History:
         """The version to go on from: the last promoted one, or the start."""
         return [v for v in self.versions if v.kind in ("start", "promoted")][-1]
 
-    def open_moves(self, parent: str) -> list[tuple[str, str]]:
-        """(lever, move) of every move of the parent that can run and was not proposed before."""
+    def new_moves(self, parent: str) -> list[tuple[str, str]]:
+        """(lever, move) of every move of the parent that was not proposed before. Some may not run."""
         done = {
             (v.proposal.lever, v.proposal.move)
             for v in self.versions
             if v.proposal and v.proposal.parent == parent
         }
-        return [
-            (lever.name, name)
-            for lever in self.levers.values()
-            for name in lever.moves(self.configs[parent])
-            if (lever.name, name) not in done and self._runs(parent, lever.name, name)
-        ]
+        every = [(x.name, name) for x in self.levers.values() for name in x.moves(self.configs[parent])]
+        return [found for found in every if found not in done]
 
-    def _runs(self, parent: str, lever: str, name: str) -> bool:
-        try:
-            move(self.levers, self.configs[parent], lever, name)
-        except Refused:
-            return False
-        return True
+    def first_that_runs(
+        self, parent: str, moves: Iterable[tuple[str, str]]
+    ) -> tuple[str, str, Changes] | None:
+        """The first (lever, move) whose config can run and has an effect, with its changes."""
+        for lever, name in moves:
+            try:
+                return lever, name, move(self.levers, self.configs[parent], lever, name)
+            except Refused:
+                continue
+        return None
 
 
 class Proposer(Protocol):

@@ -19,21 +19,13 @@ class Placebo:
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         parent = history.best
-        moves: dict[str, list[str]] = {}
-        for lever, name in history.open_moves(parent.id):
-            moves.setdefault(lever, []).append(name)
-        if not moves:
-            return None
-        lever = list(moves)[int(rng.integers(len(moves)))]
-        name = moves[lever][int(rng.integers(len(moves[lever])))]
-        return Proposal(
-            parent=parent.id,
-            lever=lever,
-            move=name,
-            changes=history.levers[lever].moves(history.configs[parent.id])[name],
-            because="Drawn at random.",
-            proposer="placebo",
-        )
+        moves: dict[str, list[tuple[str, str]]] = {}
+        for found in history.new_moves(parent.id):
+            moves.setdefault(found[0], []).append(found)
+        order = [moves[lever] for lever in rng.permutation(list(moves))]
+        drawn = [own[i] for own in order for i in rng.permutation(len(own))]
+        found = history.first_that_runs(parent.id, drawn)
+        return found and Proposal(parent.id, *found, because="Drawn at random.", proposer="placebo")
 
 
 def make(config: ConfigDict) -> Placebo:

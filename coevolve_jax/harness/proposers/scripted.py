@@ -18,31 +18,27 @@ class Scripted:
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         parent = history.best
-        open_moves = history.open_moves(parent.id)
+        new = history.new_moves(parent.id)
         for skill in holding(history.skills, parent.row):
-            if (skill.lever, skill.move) in open_moves:
+            known = [(skill.lever, skill.move)] if (skill.lever, skill.move) in new else []
+            if found := history.first_that_runs(parent.id, known):
                 return Proposal(
-                    parent=parent.id,
-                    lever=skill.lever,
-                    move=skill.move,
-                    changes=history.levers[skill.lever].moves(history.configs[parent.id])[skill.move],
+                    parent.id,
+                    *found,
                     because=f"{skill.because} The trigger {skill.trigger} holds.",
                     proposer="scripted",
-                    evidence={
-                        name: value for name, value in parent.row.items() if name in _words(skill.trigger)
-                    },
+                    evidence={name: v for name, v in parent.row.items() if name in _words(skill.trigger)},
                     expects=skill.expects,
                     skill=skill.id,
                 )
-        if not open_moves:
+        order = sorted(new, key=lambda found: (self._rested(history, found[0]), rng.random()))
+        found = history.first_that_runs(parent.id, order)
+        if found is None:
             return None
-        lever, name = min(open_moves, key=lambda found: (self._rested(history, found[0]), rng.random()))
-        layer = history.levers[lever].layer
+        layer = history.levers[found[0]].layer
         return Proposal(
-            parent=parent.id,
-            lever=lever,
-            move=name,
-            changes=history.levers[lever].moves(history.configs[parent.id])[name],
+            parent.id,
+            *found,
             because=f"No skill holds for {parent.id}; the layer {layer} has rested longest.",
             proposer="scripted",
             expects=Expectation("success_last", "up"),

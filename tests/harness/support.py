@@ -1,0 +1,30 @@
+"""A campaign of the made-up trainer, which the tests of this folder share."""
+
+import json
+from pathlib import Path
+
+from coevolve_jax import config as configs
+from coevolve_jax.harness import campaign, loop
+from coevolve_jax.harness.store import Store
+from coevolve_jax.testing.campaign import train_made_up
+from tests.support.paths import ROOT
+
+
+def config(fault: str = "slow", **settings):
+    """configs/bfcl_harness.py with a fault and values of its section harness."""
+    found = configs.load_file(ROOT / "configs" / "bfcl_harness.py", f"fault={fault}")
+    return loop.settled(configs.override(found, {f"harness.{k}": v for k, v in settings.items()}))
+
+
+def evolution(folder: Path, fault: str = "slow", launch=train_made_up, **settings) -> loop.Evolution:
+    """A campaign in `folder`, begun or gone on with. Its store lies beside it."""
+    c = config(fault, **settings)
+    begun = campaign.begin(folder, {"config": json.loads(configs.to_json(c))})
+    store = Store(folder.parent / "store", loop.without_harness(c), launch, jobs=1)
+    return loop.Evolution(begun, c, store)
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The content of every file of a campaign but its lock, by name."""
+    paths = [p for p in folder.rglob("*") if p.is_file() and p.name != "lock" and "starts" not in p.parts]
+    return {str(p.relative_to(folder)): p.read_text() for p in paths}

@@ -1,0 +1,100 @@
+"""Levers: what may be written, and what is refused."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coevolve_jax import config as configs
+from coevolve_jax.config import keys
+from coevolve_jax.diagnosis import rewards
+from coevolve_jax.harness import levers
+from tests.harness.support import config
+
+CONFIG = config("none")
+TABLE = levers.table(CONFIG)
+# What no campaign may move: the judge, the model, the luck and the start.
+FROZEN = ("environment", "evaluation", "model", "seed", "testbed", "engine", "mesh", "health", "checkpoint")
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_move_changes_the_keys_of_its_lever_alone_and_can_run(name):
+    lever = TABLE[name]
+    assert lever.layer in levers.LAYERS and not {key.split(".")[0] for key in lever.keys} & {*FROZEN}
+    for move, changes in lever.moves(CONFIG).items():
+        assert changes and set(changes) <= set(lever.keys)
+        before = CONFIG.to_dict()
+        try:
+            made = levers.changed(CONFIG, levers.move(TABLE, CONFIG, name, move))
+        except levers.Refused as refused:
+            assert "has no effect here" in str(refused)
+            continue
+        both = set(keys.names(made)) & set(keys.names(CONFIG))  # another strategy has settings of its own
+        differ = {key for key in both if configs.find(made, key) != configs.find(CONFIG, key)}
+        assert differ == {key for key in changes if changes[key] != configs.find(CONFIG, key)} and differ
+        assert CONFIG.to_dict() == before
+
+
+def test_moves_of_a_number_stay_in_its_bounds_and_go_back():
+    tight = config("none", bounds=("learner.learning_rate=5e-5:2e-4",))
+    assert not levers.table(tight)["learner.learning_rate"].moves(tight)
+    up = levers.changed(CONFIG, TABLE["learner.kl_coef"].moves(CONFIG)["x3"])
+    back = TABLE["learner.kl_coef"].moves(up)["/3"]
+    assert back["learner.kl_coef"] == pytest.approx(CONFIG.learner.kl_coef)
+    none = levers.changed(CONFIG, TABLE["learner.kl_coef"].moves(CONFIG)["0"])
+    assert TABLE["learner.kl_coef"].moves(none) == {"on": {"learner.kl_coef": 0.001}}
+
+
+def test_a_batch_keeps_its_size_when_groups_grow():
+    for changes in TABLE["rollout.group_size"].moves(CONFIG).values():
+        made = levers.changed(CONFIG, changes).rollout
+        assert (
+            made.group_size * made.tasks_per_step == CONFIG.rollout.group_size * CONFIG.rollout.tasks_per_step
+        )
+
+
+def test_reward_terms_stay_small_and_can_always_shrink():
+    lever, found = TABLE["reward.terms"], CONFIG
+    assert len(lever.moves(found)) == len(rewards.TERMS)
+    for what in ("length", "errors", "progress"):
+        found = levers.changed(found, lever.moves(found)[f"add {what}"])
+    assert rewards.size(found.reward.terms) == pytest.approx(levers.MOST_TERMS)
+    assert {move.split()[0] for move in lever.moves(found)} == {"remove", "halve"}
+    heavy = config("length_pay")
+    assert set(lever.moves(heavy)) == {"remove length", "halve length"}
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=80),
+    st.sampled_from(
+        ["environment.eval_split", "../../evaluate.py", "__import__('os').system('true')", "evaluation.tasks",
+         "learner.learning_rate; seed", "v" * 10_000, "NaN", "reward.terms", "learner.learning_rate", "x3"]
+    ),
+)  # fmt: skip
+
+
+@given(lever=HOSTILE, move=HOSTILE)
+def test_text_of_a_model_becomes_a_move_of_the_table_or_one_sentence(lever, move):
+    before = copy.deepcopy(CONFIG.to_dict())
+    try:
+        changes = levers.move(TABLE, CONFIG, lever, move)
+    except levers.Refused as refused:
+        # A name is quoted, cut short, so that the sentence stays one line.
+        assert "\n" not in str(refused) and len(str(refused)) < 1500
+    else:
+        assert changes == TABLE[lever].moves(CONFIG)[move]
+    assert CONFIG.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"levers": ("environment.eval_split",)}, "'environment.eval_split': use some of reward.terms"),
+        ({"bounds": ("seed=0:1",)}, "'seed', which is no lever with bounds"),
+        ({"bounds": ("learner.learning_rate=low",)}, "write KEY=LOW:HIGH"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        levers.table(config("none", **settings))

@@ -1,0 +1,239 @@
+"""Whole campaigns of the made-up trainer: what is proposed, kept, found again after a kill, and refused."""
+
+import json
+import os
+import random
+
+import pytest
+
+from coevolve_jax.harness import campaign, loop
+from coevolve_jax.harness.bench import FAULTS
+from coevolve_jax.harness.records import Skill
+from coevolve_jax.testing.campaign import train_made_up, truth
+from tests.harness.support import config, evolution, files
+
+
+def levers_of(found: loop.Evolution) -> list[tuple[str, str, str]]:
+    """(lever, move, kind of the verdict) of every version."""
+    told = [(v, found.proposal(v), found.verdict(v)) for v in found.campaign.versions()[1:]]
+    return [(p.lever, p.move, verdict.kind) for _, p, verdict in told]
+
+
+@pytest.mark.parametrize("fault", ["slow", "hot", "leash", "short", "few"])
+def test_the_first_version_moves_the_right_lever_and_is_promoted(fault, tmp_path):
+    found = evolution(tmp_path / "campaign", fault, versions=1)
+    found.run()
+    ((lever, move, kind),) = levers_of(found)
+    assert kind == "promoted" and move in FAULTS[fault].right[lever]
+    assert truth(found.config(found.selected())) > truth(found.config("v000"))
+    # The skill that was followed has held; the next proposer knows it.
+    followed = [s for s in found.skills("v999") if s.held]
+    assert [s.held for s in followed] == [("v001",)] and followed[0].trust == 2 / 3
+
+
+def test_each_proposer_ends_and_says_what_it_did(tmp_path):
+    told = {}
+    for proposer in ("scripted", "placebo", "score", "search"):
+        found = evolution(tmp_path / proposer, "leash", versions=4, proposer=proposer)
+        found.run()
+        told[proposer] = levers_of(found)
+        assert found.next() is None and len(told[proposer]) >= 4 and found.replay() == []
+        assert loop.summary(found).count("\n") == len(found.campaign.versions()) + 1
+    assert told["placebo"] != told["scripted"]
+    # A design moves many levers at once, any other proposer one.
+    assert {lever for lever, _, _ in told["search"]} == {"search"}
+
+
+def test_another_seed_of_the_placebo_draws_otherwise(tmp_path):
+    told = []
+    for seed in (0, 1):
+        found = evolution(tmp_path / f"{seed}", "leash", versions=3, proposer="placebo", seed=seed)
+        found.run()
+        told.append(levers_of(found))
+    assert told[0] != told[1]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the code catches it."""
+
+
+def test_killed_at_any_moment_the_same_command_goes_on_to_the_same_files(tmp_path, monkeypatch):
+    whole = evolution(tmp_path / "whole" / "campaign", "short", versions=2)
+    whole.run()
+    expected = files(whole.campaign.folder)
+    calls = {"n": 0, "at": 10**9}
+
+    def counted(function):
+        def call(*args, **kwargs):
+            calls["n"] += 1
+            if calls["n"] == calls["at"]:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    # A kill may fall before any of these: each leaves another state behind.
+    for name in ("link", "fsync", "replace"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    evolution(tmp_path / "count" / "campaign", "short", versions=2).run()
+    moments = random.Random(0).sample(range(1, calls["n"]), 12)
+    for moment in moments:
+        folder = tmp_path / f"killed_{moment}" / "campaign"
+        calls.update(n=0, at=moment)
+        with pytest.raises(Killed):
+            evolution(folder, "short", versions=2).run()
+        calls.update(at=10**9)
+        evolution(folder, "short", versions=2).run()
+        assert files(folder) == expected
+
+
+def test_half_a_line_of_the_events_is_cut_off(tmp_path):
+    found = evolution(tmp_path / "campaign", versions=1)
+    found.run()
+    expected = files(found.campaign.folder)
+    path = found.campaign.folder / "events.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[: whole.rindex('"previous"')])
+    evolution(tmp_path / "campaign", versions=1).run()
+    assert files(found.campaign.folder) == expected
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "versions/v001/verdict.json",
+        "versions/v001/proposal.json",
+        "starts/seed_0/held_out.jsonl",
+        "campaign.json",
+    ],
+)
+def test_a_changed_byte_stops_the_next_command_and_names_the_file(what, tmp_path):
+    found = evolution(tmp_path / "campaign", versions=2)
+    found.run()
+    path = found.campaign.folder / what
+    path.chmod(0o644)
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(campaign.Tampered, match=what.replace(".", r"\.")):
+        found.campaign.check()
+
+
+def test_a_changed_source_file_stops_the_next_command(tmp_path, monkeypatch):
+    found = evolution(tmp_path / "campaign", versions=1)
+    found.run()
+    frozen = found.campaign.folder / "frozen.json"
+    assert "coevolve_jax/loop/evaluate.py" in json.loads(frozen.read_text())
+    true = campaign.sha256
+    monkeypatch.setattr(campaign, "sha256", lambda p: "0" * 64 if p.name == "evaluate.py" else true(p))
+    with pytest.raises(campaign.Tampered, match="coevolve_jax/loop/evaluate.py was changed"):
+        found.campaign.check()
+
+
+def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=2)
+    found.run()
+    assert found.replay() == []
+    path = found.campaign.path("v002", "verdict")
+    changed = json.loads(path.read_text())
+    assert changed["kind"] == "rejected"
+    path.chmod(0o644)
+    path.write_text(json.dumps({**changed, "kind": "promoted"}, indent=1, sort_keys=True) + "\n")
+    # Whoever writes a verdict may write its hash too: then only the runs tell.
+    events = found.campaign.folder / "events.jsonl"
+    lines, before = events.read_text().splitlines(), ""
+    rows = [json.loads(line) for line in lines]
+    for i, row in enumerate(rows):
+        if row.get("file") == "versions/v002/verdict.json":
+            row["sha256"] = campaign.sha256(path)
+        row["previous"] = before
+        lines[i] = json.dumps(row)
+        before = campaign._sha(lines[i].encode())
+    events.write_text("\n".join(lines) + "\n")
+    found.campaign.check()
+    (sentence,) = [s for s in found.replay() if "verdict" in s]
+    assert "versions/v002/verdict.json" in sentence and "'promoted' there and 'rejected' here" in sentence
+
+
+def test_a_person_decides_before_training_and_can_refuse(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    with pytest.raises(loop.Waiting, match="v001 waits for a person before it is trained: --approve=v001"):
+        found.run(gate="design")
+    assert found.campaign.versions() == ["v000", "v001"] and not found.row("v001")
+    with pytest.raises(ValueError, match="v000 waits for nobody"):
+        found.decide("v000", True, "")
+    found.decide("v001", False, "too bold")
+    with pytest.raises(loop.Waiting, match="v002 waits"):
+        found.run(gate="design")
+    refused = found.verdict("v001")
+    assert refused.kind == "refused" and refused.decided.sentence == "A person refused it: too bold"
+    found.decide("v002", True, "")
+    found.run(gate="design")
+    assert found.verdict("v002").kind in ("promoted", "rejected") and found.replay() == []
+
+
+def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    with pytest.raises(loop.Waiting, match="the rules say promoted"):
+        found.run(gate="verdict")
+    found.decide("v001", False, "I do not believe it")
+    found.run(gate="verdict")
+    assert found.verdict("v001").kind == "rejected" and found.verdict("v001").higher_and_refused
+    other = evolution(tmp_path / "other", "none", versions=1)
+    with pytest.raises(loop.Waiting, match="the rules say rejected"):
+        other.run(gate="verdict")
+    other.decide("v001", True, "")
+    other.run(gate="verdict")
+    assert other.verdict("v001").kind == "rejected"
+
+
+def test_a_version_that_cannot_run_is_a_failure_and_the_campaign_goes_on(tmp_path):
+    def launch(jobs, side_by_side):
+        bad = [j for j in jobs if j.start and j.config.learner.learning_rate > 2e-5]
+        train_made_up([j for j in jobs if j not in bad], 1)
+        return {j.workdir: "exit status 1: not finite" for j in bad}
+
+    found = evolution(tmp_path / "campaign", "slow", launch, versions=2)
+    found.run()
+    assert [kind for _, _, kind in levers_of(found)][0] == "failed"
+    assert "seed 0: exit status 1: not finite" in found.verdict("v001").decided.sentence
+    assert found.selected() in ("v000", "v002") and found.replay() == []
+    assert all(isinstance(s, Skill) and not s.failed for s in found.skills("v001"))
+
+
+def test_a_proposer_never_sees_the_selection_set(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=3)
+    found.run()
+    history = found.history("v999")
+    text = repr([(v.proposal, v.kind, v.decided, v.score, v.row) for v in history.versions])
+    assert "held_out-" not in text
+    step = found.settings.noise * (2 / len(found.settings.seeds)) ** 0.5
+    for version in history.versions:  # no finer than one standard error
+        assert version.score / step == pytest.approx(round(version.score / step))
+    scores = {found.verdict(v).success for v in found.campaign.versions()}
+    assert not any(f"{s:.6f}" in text for s in scores)
+
+
+def test_the_test_split_is_refused_before_the_end(tmp_path):
+    c = config()
+    c.environment.eval_split = "test"
+    with pytest.raises(ValueError, match="--final reads the test once"):
+        loop.settled(c)
+
+
+def test_two_campaigns_share_their_runs_and_one_folder_holds_one_campaign(tmp_path):
+    made = []
+
+    def launch(jobs, side_by_side):
+        made.extend(j.workdir for j in jobs)
+        return train_made_up(jobs, side_by_side)
+
+    evolution(tmp_path / "a", launch=launch, versions=1).run()
+    first = len(made)
+    evolution(tmp_path / "b", launch=launch, versions=1).run()
+    assert first and len(made) == first
+    with pytest.raises(ValueError, match="holds another campaign \\('config' differs\\)"):
+        evolution(tmp_path / "a", versions=2)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds no campaign"):
+        evolution(tmp_path / "c")
