@@ -91,8 +91,8 @@ def parse(texts: Sequence[str]) -> tuple[Term, ...]:
             _value(what, 1)
         except expressions.ExpressionError as error:
             raise ValueError(
-                f"config.reward.terms has {text!r}, and {what!r} is none of {', '.join(TERMS)}, nor a formula: "
-                f"{error}"
+                f"config.reward.terms has {text!r}, and {what!r} is none of {', '.join(TERMS)}, "
+                f"nor a formula: {error}"
             ) from None
         terms.append(term)
     return tuple(terms)

@@ -1,0 +1,70 @@
+"""The scripted inventor of diagnostics: templates over the fields of a trajectory, ranked on the odd half."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from coevolve_jax.diagnosis import expressions
+from coevolve_jax.harness.registry import ALIKE, MISSING, Evidence, Values, halves, rank_correlation
+from coevolve_jax.harness.separation import separate
+
+COUNTS = ("calls", "errors", "malformed", "policy_tokens", "distinct_tools", "repeated_pairs", "longest_run",
+          "missed_reference", "extra_calls")  # fmt: skip
+PER = ("calls", "turns", "reference_calls")
+TOOLS = 24  # the tools called most
+
+
+class Candidate(NamedTuple):
+    """A formula about a trajectory and its AUC on the half that proposers see."""
+
+    id: str
+    formula: str
+    auc: float
+
+
+def templates(tools: Collection[str], stops: Collection[str]) -> dict[str, str]:
+    """id -> formula: shares of tools, stop reasons, counts, and ratios of counts."""
+    return {
+        **{f"share_of_{t}": f"double(tools.filter(t, t == '{t}').size()) / double(calls)" for t in tools},
+        **{f"stopped_by_{s}": f"stop == '{s}'" for s in stops},
+        **{name: f"double({name})" for name in COUNTS},
+        **{f"{a}_per_{b}": f"double({a}) / double({b})" for a, b in itertools.product(COUNTS, PER) if a != b},
+        "logprob_mean": "logprob_mean",
+        "tokens_per_message": "double(policy_tokens) / double(calls + malformed + turns)",
+        "calls_beyond_reference": "double(calls - reference_calls)",
+    }
+
+
+def invent(
+    found: Evidence, *, known: Mapping[str, Values] | None = None, tried: Collection[str] = (), count: int = 2
+) -> list[Candidate]:
+    """The best templates by distance of their AUC from 0.5 on the odd half of the evidence.
+
+    Args:
+      known: registered diagnostics. A template that ranks rollouts as one of them does is left out.
+      tried: formulas that earlier tests read.
+      count: candidates, at most. No two of them rank rollouts alike.
+    """
+    shown = halves(found)[0].mixed
+    calls = Counter(t for row in shown.rows for t in row["tools"] if re.fullmatch(r"[\w.\- ]{1,80}", t))
+    tools, stops = [t for t, _ in calls.most_common(TOOLS)], sorted({row["stop"] for row in shown.rows})
+    names, ranked = {*tools, *stops}, []
+    for id, formula in templates(tools, stops).items():
+        values = expressions.compile(formula, "trajectory", names).values(shown.rows)
+        told = separate(values, ~shown.solved, shown.group)
+        if formula not in tried and told.auc is not None and told.missing <= MISSING:
+            ranked.append((Candidate(id, formula, told.auc), values))
+    ranked.sort(key=lambda pair: -abs(pair[0].auc - 0.5))
+    taken: list[Candidate] = []
+    others: list[np.ndarray] = [values(shown.rows) for values in (known or {}).values()]
+    for candidate, values in ranked:
+        if len(taken) < count and all(rank_correlation(values, other) < ALIKE for other in others):
+            taken.append(candidate)
+            others.append(values)
+    return taken
