@@ -15,6 +15,7 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     fresh     the batch of a step is drawn after the last update (rollout.max_staleness 0)
     probe     `Lab.probe` (evolution.async_steps 0)
     endings   `Trajectory.ending`, which costs a request per turn
+    help      its own `help`, whose hints the evaluation gives too (rollout.max_staleness 0)
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
     branch    `Lab.branch` (as for probe; the in-process engine)
 
@@ -45,6 +46,7 @@ SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # config keys that methods may read
 
 Rewards = Callable[[Group], Sequence[float]]  # group -> rewards of its valid trajectories, in their order
+Help = Callable[[Task, int], Hint | None]  # (task, rollout_index) -> help for that rollout
 
 
 class Roll(Protocol):
@@ -54,13 +56,13 @@ class Roll(Protocol):
         self,
         tasks: Sequence[Task],
         k: int,
-        hints: Callable[[Task, int], Hint | None] | None = None,
+        hints: Help | None = None,
         role: str = "policy",
     ) -> list[Group]:
         """Returns K rollouts of each task, one group per task.
 
         Args:
-          hints: (task, rollout_index) -> help for that rollout.
+          hints: what help each rollout is given.
           role: the name under which the ledger counts these rollouts.
         """
         ...
@@ -220,6 +222,22 @@ class Strategy(Protocol):
     def to_json(self) -> dict:
         """Returns the state as JSON values, from which `make` continues exactly here."""
         ...
+
+
+class Helper(Strategy, Protocol):
+    """A strategy with a memory, which helps the policy when it is evaluated too. Its module NEEDS `help`."""
+
+    def help(self, task: Task, rollout_index: int) -> Hint | None:
+        """Returns help for one rollout, by the strategy's present state, and leaves that as it is.
+
+        An evaluation gives it held-out tasks without their reference calls (`Task.without_calls`).
+        """
+        ...
+
+
+def help_of(strategy: Strategy) -> Help | None:
+    """The `help` of a strategy that has one."""
+    return getattr(strategy, "help", None)
 
 
 def outcome_rewards(group: Group) -> Sequence[float]:
