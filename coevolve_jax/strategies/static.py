@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
     SIGNALS,
+    Help,
     Lab,
     Rewards,
     Roll,
@@ -36,7 +37,7 @@ class Static:
     """GRPO with a group filter (strategies/base.py documents the methods).
 
     evolve: grows D_t; None: D_t stays D_0. rewards: what the learner is given for a group. weights and
-    min_evolved_share: as in `collect_batch`.
+    min_evolved_share: as in `collect_batch`. hints: what help each rollout is given.
     """
 
     def __init__(
@@ -48,14 +49,16 @@ class Static:
         rewards: Rewards = outcome_rewards,
         weights: Callable[[TaskPool], np.ndarray] | None = None,
         min_evolved_share: float | None = None,
+        hints: Help | None = None,
     ):
         self._config, self._evolve, self._rewards = config, evolve, rewards
-        self._odds = {"weights": weights, "min_evolved_share": min_evolved_share}
+        self._how = {"weights": weights, "min_evolved_share": min_evolved_share}
+        self._how |= {"hints": hints} if hints else {}
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards, **self._odds)
+        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards, **self._how)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         samples, self._filter = grpo_samples(self._config, groups, self._filter, self._rewards)
