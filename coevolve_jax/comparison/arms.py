@@ -129,6 +129,8 @@ ARMS: dict[str, Arm] = {
     "step_credit_state": _own("step_credit", "the same, with alternatives after equal calls", anchor="state"),
     "slea_rl": _own("slea_rl", "random, step credit, and lessons of the library read before each message"),
     "slea_rl_library": _own("slea_rl", "the same lessons without the credit", step_credit=False),
+    "evolver": _own("evolver", "random, and principles from failures read before each task, by their score"),
+    "evolver_unscored": _own("evolver", "the same, and no principle is pruned", prune_below=0.0),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

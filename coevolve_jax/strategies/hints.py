@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 WORD = re.compile(r"[a-z]+")
@@ -24,6 +25,11 @@ def line(do: Sequence[str], avoid: Sequence[str] = (), most: int = 200) -> str:
         if not said or len(told := f"Hint: {said}") <= most:
             return told if said else ""
         max((names for _, names in parts), key=len).pop()
+
+
+def alike(a: str, b: str) -> float:
+    """Returns how alike two names are, from 0 to 1."""
+    return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
 
 
 def words(query: str) -> frozenset[str]:

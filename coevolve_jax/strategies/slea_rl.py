@@ -19,7 +19,6 @@ growth of D_t is that of `random`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
 
 from ml_collections import ConfigDict
 
@@ -107,7 +106,9 @@ class SleaRL(Static):
     def _enter(self, zone: str, lesson: Lesson, capacity: int) -> bool:
         """Takes a lesson that scores better than the one that leaves: one alike, or the weakest."""
         kept, (about, action, score) = self._zones[zone], lesson
-        near = [x for x in kept if x[0] == about and alike(x[1], action) >= self._config.strategy.novelty]
+        near = [
+            x for x in kept if x[0] == about and hints.alike(x[1], action) >= self._config.strategy.novelty
+        ]
         leaves = near[:1] or (kept[-1:] if len(kept) >= capacity else [])
         if leaves and score <= leaves[0][2]:
             return False
@@ -125,11 +126,6 @@ make = SleaRL
 def situation(steps: Sequence[Step]) -> Situation:
     """The situation of the next message: [whether the last call was an error, its action, its turn]."""
     return [int(steps[-1].error), steps[-1].action, steps[-1].turn] if steps else [0, "", 0]
-
-
-def alike(a: str, b: str) -> float:
-    """How alike two names are, from 0 to 1."""
-    return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
 
 
 def lessons(groups: Sequence[Group], best: int, discount: float) -> tuple[list[Lesson], list[Lesson]]:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax import build
-from coevolve_jax.strategies import hints
-from coevolve_jax.types import Group
-from tests.support.method_cases import a_rollout, a_step, a_task, again, config_of
+from coevolve_jax.strategies import evolver, hints
+from coevolve_jax.strategies.evolver import distil
+from coevolve_jax.types import Group, Hint, Turn
+from tests.support.method_cases import a_group, a_rollout, a_step, a_task, again, config_of
 
 # The line, and what is alike
 
@@ -97,3 +98,63 @@ def test_the_credit_and_the_library_are_two_settings():
         for s in build.strategy(config_of("slea_rl", **own)).compute_advantages([group])
     ]
     assert min(spread()) > 1 and spread() == spread(library=False) and spread(step_credit=False) == [1, 1]
+
+
+# EvolveR's principles
+
+
+def asking(id, query, *names):
+    return dataclasses.replace(a_task(id, *names), turns=(Turn(query, a_task(id, *names).calls),))
+
+
+MOVE, POST = asking("m", "Move 'a' into 'b'.", "cd", "mv"), asking("p", "Post 'x' for all.", "login", "post")
+
+
+def test_a_group_shows_where_its_failures_leave_a_success():
+    steps = lambda *names: [a_step(name, x) for x, name in enumerate(names)]
+    won, lost = a_rollout(MOVE, 0, True, steps("cd", "mv")), a_rollout(MOVE, 1, False, steps("cd", "cp"))
+    good, bad = distil(Group(MOVE, (won, lost)))
+    assert (good["do"], good["action"], bad["do"], bad["action"]) == (True, "mv", False, "cp")
+    assert good["words"] == bad["words"] == ["into", "move"] and evolver.score(good) == 0.5
+    # A failure that ends early shows nothing to avoid, nor does one with other arguments.
+    assert [p["action"] for p in distil(Group(MOVE, (won, a_rollout(MOVE, 1, False, steps("cd")))))] == ["mv"]
+    other = a_rollout(MOVE, 1, False, [a_step("cd", 0), a_step("mv", 7)])
+    assert [p["do"] for p in distil(Group(MOVE, (won, other)))] == [True]
+
+
+def test_a_principle_that_comes_before_failures_is_pruned():
+    """Two tasks give a principle each. Afterwards rollouts that read one succeed, and the others fail."""
+    kept, told = {}, {}
+    for below in (0.3, 0.0):
+        config = config_of("evolver", prune_below=below, distilled=1.0)
+        strategy = build.strategy(config)
+        first = [
+            Group(task, (a_rollout(task, 0, True), a_rollout(task, 1, False, [a_step(task.calls[0].name)])))
+            for task in (MOVE, POST)
+        ]
+        strategy.observe(0, first)
+        for step in range(1, 10):
+            strategy = again(strategy, config)
+            assert strategy.help(MOVE.without_calls(), 0) == Hint("Hint: Use mv.")
+            strategy.observe(step, [a_group(MOVE, True), a_group(POST, False)])
+        store = again(strategy, config).to_json()["store"]
+        kept[below] = {p["action"]: (p["successes"], p["uses"]) for p in store}
+        told[below] = [hint and hint.before_task for hint in (strategy.help(t, 0) for t in (MOVE, POST))]
+    assert kept == {0.3: {"mv": (9, 9)}, 0.0: {"mv": (9, 9), "post": (0, 9)}}
+    assert told == {0.3: ["Hint: Use mv.", None], 0.0: ["Hint: Use mv.", "Hint: Use post."]}
+
+
+def test_the_same_advice_of_a_task_is_one_principle_and_the_nearest_come_first():
+    config = config_of("evolver", distilled=1.0, read=2)
+    strategy = build.strategy(config)
+    mixed = lambda task, *names: Group(
+        task, (a_rollout(task, 0, True, [a_step(n) for n in names]), a_rollout(task, 1, False, []))
+    )
+    for group in (mixed(MOVE, "mv"), mixed(POST, "post"), mixed(MOVE, "mv"), mixed(MOVE, "mvs")):
+        strategy.observe(0, [group])
+    assert [p["action"] for p in strategy.to_json()["store"]] == ["mv", "post", "mvs"]
+    near = asking("n", "Move 'c' for me.", "mv")
+    assert strategy.help(near, 0) == Hint("Hint: Use mv, mvs.")
+    strategy._config.strategy.read = 3
+    assert strategy.help(near, 0) == Hint("Hint: Use mv, mvs, post.")
+    assert strategy.help(asking("o", "Drink it.", "sip"), 0) is None
