@@ -131,6 +131,10 @@ ARMS: dict[str, Arm] = {
     "slea_rl_library": _own("slea_rl", "the same lessons without the credit", step_credit=False),
     "evolver": _own("evolver", "random, and principles from failures read before each task, by their score"),
     "evolver_unscored": _own("evolver", "the same, and no principle is pruned", prune_below=0.0),
+    "evolving_rl": _own(
+        "evolving_rl", "random, and an extractor of hints paid by what they do on other tasks"
+    ),
+    "evolving_rl_own": _own("evolving_rl", "the same, paid by what they do on their own task", crossed=False),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

@@ -1,6 +1,7 @@
 """Methods that give hints: what they remember, whom they tell, and that it is the memory that does it."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +11,7 @@ from coevolve_jax import build
 from coevolve_jax.strategies import evolver, hints
 from coevolve_jax.strategies.evolver import distil
 from coevolve_jax.types import Group, Hint, Turn
-from tests.support.method_cases import a_group, a_rollout, a_step, a_task, again, config_of
+from tests.support.method_cases import Rolls, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
 
 # The line, and what is alike
 
@@ -158,3 +159,63 @@ def test_the_same_advice_of_a_task_is_one_principle_and_the_nearest_come_first()
     strategy._config.strategy.read = 3
     assert strategy.help(near, 0) == Hint("Hint: Use mv, mvs, post.")
     assert strategy.help(asking("o", "Drink it.", "sip"), 0) is None
+
+
+# Evolving-RL's extractor
+
+
+def test_an_extractor_is_paid_by_what_a_skill_does_on_other_tasks():
+    """A task's last action helps the others and misleads the task itself. Each one names its own task."""
+    tasks = [a_task(f"t{i}", "ls", f"end_{i}") for i in range(8)]
+
+    def roll(drawn, k, hints):
+        rng, groups = np.random.default_rng(next(counter)), []
+        for task in drawn:
+            told = [hint.before_task if (hint := hints(task, m)) else "" for m in range(k)]
+            gain = [
+                0.0 if "end_" not in line or "," in line else -0.4 if task.calls[-1].name in line else 0.4
+                for line in told
+            ]
+            groups.append(a_group(task, *(rng.random(k) < 0.5 + np.array(gain))))
+        return groups
+
+    shares = {}
+    for crossed in (True, False):
+        config = config_of(
+            "evolving_rl", crossed=crossed, learning_rate=1.0,
+            **{"rollout.tasks_per_step": 8, "rollout.group_size": 8},
+        )  # fmt: skip
+        strategy, counter, pool = build.strategy(config), itertools.count(), a_pool(*tasks)
+        for step in range(25):
+            strategy = again(strategy, config)
+            groups = strategy.collect(step, pool, roll)
+            assert len({g.task.id for g in groups}) == 8
+            strategy.observe(step, groups)
+        (row,) = strategy.observe(25, []).rows
+        shares[crossed] = row["shares"]["last"] + row["shares"]["parting"]
+    assert shares[True] > 0.6 and shares[False] < 0.2, shares
+
+
+def test_the_rollouts_of_a_task_try_different_skills_of_another_task():
+    config = config_of("evolving_rl", near=2, **{"rollout.tasks_per_step": 4, "rollout.group_size": 8})
+    tasks = [a_task(f"{kind}{i}", kind, f"end_{kind}") for kind in "ab" for i in range(3)]
+    strategy, pool = build.strategy(config), a_pool(*tasks)
+    assert {g.task.id for g in strategy.collect(0, pool, Rolls(lambda task: 1.0))} <= {t.id for t in tasks}
+    strategy.observe(0, [a_group(t, True, False, steps=None) for t in tasks[:1]])
+    seen = {}
+
+    def roll(drawn, k, hints):
+        seen.update({t.id: [hints(t, m) and hints(t, m).before_task for m in range(k)] for t in drawn})
+        return [a_group(t, *[True] * k) for t in drawn]
+
+    for step in range(1, 30):
+        seen.clear()
+        strategy.collect(step, pool, roll)
+        tried = {id: lines for id, lines in seen.items() if any(lines)}
+        assert len(seen) == 4 and tried.keys() <= {"a1", "a2"}  # nearest to the one source, and never itself
+        assert all(
+            set(lines) <= {None, "Hint: Use a.", "Hint: Use end_a.", "Hint: Use a, end_a."}
+            for lines in tried.values()
+        )
+        assert len({tuple(lines) for lines in tried.values()}) <= 1
+    assert strategy.help(tasks[4].without_calls(), 0) is None  # the likeliest skill is none as yet
