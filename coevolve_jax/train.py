@@ -46,6 +46,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.planning import plan
 from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.records.workdir import checkpoints, claimed, record_model, recorded_model
+from coevolve_jax.strategies.base import help_of
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 
@@ -134,7 +135,12 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             )
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
+<<<<<<< HEAD
             held_out = partial(evaluate_held_out, c, eval_agent, run.state.held_out, workdir=workdir)
+=======
+            help = help_of(strategy)
+            held_out = partial(evaluate_held_out, c, agent, run.state.held_out, help=help)
+>>>>>>> wt-w3
             # Around blocks between two updates, where the state is consistent: if one fails, save first.
             saving = partial(save_on_error, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the initial state, for other runs to fork

@@ -134,6 +134,10 @@ class Task:
         """The action pattern of each reference call."""
         return self.patterns or tuple(call.name for call in self.calls)
 
+    def without_calls(self) -> Task:
+        """A copy without reference calls: what a policy is told of the task."""
+        return dataclasses.replace(self, turns=tuple(Turn(turn.query) for turn in self.turns), patterns=())
+
     def to_json(self) -> dict:
         return {
             "id": self.id,

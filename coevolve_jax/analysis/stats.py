@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from coevolve_jax.envs.base import LOST
 
+HELP = "+help"  # after the name of a held-out set: its tasks once more, with the strategy's hints
 RESAMPLES = 10_000
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
 

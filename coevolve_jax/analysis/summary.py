@@ -148,11 +148,28 @@ def _held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     lines = _result_lines(result) if result else [("not measured", "", "")]
     if worst:
         lines += [(f"{name}, lost as failures", value, note) for name, value, note in _result_lines(worst)]
+    lines += _help_lines(summary)
     for name, sides in (("i.i.d.", summary.get("held_out")), ("balanced", summary.get("balanced"))):
         for when, row in (sides or {}).items():
             if (lost := stats.lost_trials(row))[0]:
                 lines.append((f"lost {when}, {name} set", f"{lost[0]:>6}", lost_text(row)))
     return lines
+
+
+def _help_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Success with the strategy's hints after training, and what they gain; [] without hints."""
+    helped = summary.get("help", {}).get(f"iid{stats.HELP}")
+    told = stats.before_and_after(summary["held_out"]["after"], helped) if helped else None
+    if told is None:
+        return []
+    gain, text = (
+        100 * (told.after.value - told.before.value),
+        interval(told.paired.difference, "{:+.1f}", 100),
+    )
+    return [
+        ("after, with help", f"{told.after.value:>6.1%}", interval(told.after, "{:.1%}")),
+        ("gain of the help", f"{gain:>+5.1f} points", text),
+    ]
 
 
 def _result_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:

@@ -127,6 +127,14 @@ ARMS: dict[str, Arm] = {
     "soar": _own("soar", "a teacher paid by what a copy of the policy gains on hard tasks"),
     "step_credit": _own("step_credit", "random, and an advantage for each message among its alternatives"),
     "step_credit_state": _own("step_credit", "the same, with alternatives after equal calls", anchor="state"),
+    "slea_rl": _own("slea_rl", "random, step credit, and lessons of the library read before each message"),
+    "slea_rl_library": _own("slea_rl", "the same lessons without the credit", step_credit=False),
+    "evolver": _own("evolver", "random, and principles from failures read before each task, by their score"),
+    "evolver_unscored": _own("evolver", "the same, and no principle is pruned", prune_below=0.0),
+    "evolving_rl": _own(
+        "evolving_rl", "random, and an extractor of hints paid by what they do on other tasks"
+    ),
+    "evolving_rl_own": _own("evolving_rl", "the same, paid by what they do on their own task", crossed=False),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

@@ -11,6 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.analysis.stats import HELP
 
 LAST = "last_rollouts"
 
@@ -81,9 +82,12 @@ def _check_evaluations(
             raise ValueError(f"success {where} is {row['success']}, and its tasks give {share}")
     kinds = {"iid": "held_out", "balanced": "balanced"}
     for name, own in sets.items():
-        ids = sorted(task for task, row in held_out.items() if row["lineage"]["kind"] == kinds[name])
+        plain = name.removesuffix(HELP)
+        ids = sorted(task for task, row in held_out.items() if row["lineage"]["kind"] == kinds[plain])
         found = [row["step"] for row in own]
-        if found != sorted(set(found)) or (found[0], found[-1]) != (0, steps):
+        if name != plain:  # a method has no memory before training
+            _fits(f"steps of set {name}", found, [row["step"] for row in sets[plain][1:]])
+        elif found != sorted(set(found)) or (found[0], found[-1]) != (0, steps):
             raise ValueError(f"the set {name} was evaluated after the steps {found}, of {steps}")
         for row in own:
             _fits(f"tasks of set {name} after step {row['step']}", sorted(row["by_task"]), ids)
@@ -91,6 +95,8 @@ def _check_evaluations(
         told = [summary["held_out"][when], *([summary["balanced"][when]] if "balanced" in sets else ())]
         for row, name in zip(told, ("iid", "balanced"), strict=False):
             _fits(f"set {name} {when} training, in summary.json", row, sets[name][place])
+    helped = {name: own[-1] for name, own in sets.items() if name.endswith(HELP)}
+    _fits("sets with help, in summary.json", summary.get("help", {}), helped)
 
 
 def _fits(what: str, found: Any, wanted: Any) -> None:

@@ -48,6 +48,13 @@ METRICS = {
     ),
     "iid": Metric("success on the i.i.d. held-out set, last step", "iid", "all"),
 }
+# The same with a method's hints. A method without hints is told as it is: nothing would change.
+METRICS |= {
+    name + stats.HELP: Metric(
+        f"{m.name}, with help (arms without it as they are)", m.set + stats.HELP, m.group
+    )
+    for name, m in METRICS.items()
+}
 
 
 class Counts(NamedTuple):
@@ -106,8 +113,14 @@ class Counts(NamedTuple):
 
 
 def counts(rows: Iterable[Row], metric: Metric, step: int | None = None) -> dict[tuple[str, int], Counts]:
-    """Counts the rows by (arm, seed). step: of the evaluation; None: the last one of each run."""
-    rows = [r for r in rows if r["set"] == metric.set]
+    """Counts the rows by (arm, seed). step: of the evaluation; None: the last one of each run.
+
+    The plain set stands for a set with help that an evaluation does not have. {} if none has it.
+    """
+    told = [r for r in rows if r["set"] in (metric.set, metric.set.removesuffix(stats.HELP))]
+    where = lambda r: (r["arm"], int(r["seed"]), int(r["step"]))
+    there = {where(r) for r in told if r["set"] == metric.set}
+    rows = [r for r in told if (r["set"] == metric.set) == (where(r) in there)] if there else []
     last: dict[tuple[str, int], int] = {}
     for r in rows:
         key = (r["arm"], int(r["seed"]))

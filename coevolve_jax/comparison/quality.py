@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax.analysis.stats import HELP
 from coevolve_jax.comparison.differences import samples
 from coevolve_jax.comparison.plan import Cell
 
@@ -97,9 +98,9 @@ def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def _by_tool(outcomes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], dict[int, float]]:
     """Maps (arm, seed, tool) to {evaluated step: success on held-out tasks that call the tool}.
 
-    It covers the tasks of all held-out sets. Lost trials are failures here.
+    It covers the tasks of all held-out sets, without help. Lost trials are failures here.
     """
-    outcomes, counts = list(outcomes), {}
+    outcomes, counts = [r for r in outcomes if not r["set"].endswith(HELP)], {}
     for r, asked in zip(outcomes, samples(outcomes), strict=True):
         for tool in r["calls"].split(";"):
             steps = counts.setdefault((r["arm"], int(r["seed"]), tool), {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.analysis.stats import lost_trials
+from coevolve_jax.analysis.stats import HELP, lost_trials
 from coevolve_jax.comparison.arms import PLANNED
 from coevolve_jax.comparison.differences import (
     EFFECT,
@@ -178,10 +178,8 @@ def summarise(
             "No difference is tested: name those to test with --planned, before the results are seen."
         )
     metrics = _metrics(rows, plan.get("primary")) or ([plan.get("primary", "iid")] if lost else [])
-    tables = [
-        compare(rows, METRICS[name], columns, [*planned, *(p for p in later if p not in planned)], lost)
-        for name in metrics
-    ]
+    asked = [*planned, *(p for p in later if p not in planned)]
+    tables = [compare(rows, METRICS[name], columns, _told(rows, name, asked), lost) for name in metrics]
     primary, *others = tables or [{"metric": None, "arms": [], "planned": []}]
     for family in (primary["planned"], [d for table in others for d in table["planned"]]):
         _correct(family, later)
@@ -216,6 +214,14 @@ def _planned(
     return chosen or [pair for pair in usual if pair not in later], later
 
 
+def _told(
+    rows: Sequence[Mapping[str, Any]], name: str, pairs: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """The differences to compute of a metric: with help, those of an arm that has some."""
+    helped = {r["arm"] for r in rows if r["set"] == METRICS[name].set}
+    return [pair for pair in pairs if not name.endswith(HELP) or helped & set(pair)]
+
+
 def _correct(family: Sequence[dict[str, Any]], later: Mapping[tuple[str, str], str]) -> None:
     """Applies Holm's correction: over the first plan alone for its differences, over all for later ones."""
     first = [d for d in family if (d["a"], d["b"]) not in later]
@@ -237,7 +243,7 @@ def _metrics(rows: Sequence[Mapping[str, Any]], primary: str | None) -> list[str
         if any(np.isfinite(c.value()) or c.tally[0] for c in counts(rows, m).values())
     ]
     if not any(r["weak"] for r in rows):
-        names = [name for name in names if name not in ("weak", "others")]
+        names = [name for name in names if METRICS[name].group == "all"]
     return [primary, *(name for name in names if name != primary)] if primary and names else names
 
 

@@ -178,6 +178,11 @@ RULES = (
         "0: strategy {strategy.name} draws each batch by what it learned from the one before",
     ),
     Rule(
+        "rollout.max_staleness",
+        lambda c: "help" not in methods.needs(c) or not c.rollout.max_staleness,
+        "0: strategy {strategy.name} gives hints by what it learned from the batch before",
+    ),
+    Rule(
         "evolution.async_steps",
         lambda c: not methods.needs(c) & {"probe", "influence", "branch"} or not c.evolution.async_steps,
         "0: strategy {strategy.name} asks for rollouts while the training set evolves",

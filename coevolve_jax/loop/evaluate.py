@@ -19,7 +19,7 @@ from coevolve_jax.records.rollouts import write_evaluation
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import trajectories_of
+from coevolve_jax.strategies.base import Help, trajectories_of
 from coevolve_jax.types import Group, Task
 
 
@@ -58,17 +58,20 @@ def evaluate(
     temperature: float,
     seed: int,
     title: str = "evaluation",
+    hints: Help | None = None,
 ) -> tuple[Result, list[Group]]:
     """Rolls every task out `num_rollouts` times.
 
-    `seed` determines the sampling noise: equal weights and seeds give equal results.
+    `seed` determines the sampling noise: equal weights, seeds and hints give equal results. A hint is asked
+    for by a task without its reference calls.
 
     Raises FloatingPointError if the policy's log-probabilities are not finite. Only this check sees a run's
     last update.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=(len(tasks), num_rollouts)).tolist()
+    ask = hints and (lambda task, rollout_index: hints(task.without_calls(), rollout_index))
     with tqdm(total=len(tasks) * num_rollouts, desc=title, unit="rollout", leave=False) as bar:
-        groups = agent.rollout_groups(tasks, seeds, temperature, on_done=bar.update)
+        groups = agent.rollout_groups(tasks, seeds, temperature, ask, on_done=bar.update)
     check_logprobs(trajectories_of(groups))
     return tally(groups, num_rollouts, temperature), groups
 
@@ -158,17 +161,23 @@ def evaluate_held_out(
     step: int,
     greedy: bool = False,
     last: bool = False,
+<<<<<<< HEAD
     workdir: Path | None = None,
+=======
+    help: Help | None = None,
+>>>>>>> wt-w3
 ) -> list[dict]:
     """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
 
-    The sets are "iid" and, if the run has one, "balanced". A row holds a Result's numbers and:
+    The sets are "iid" and, if the run has one, "balanced". With `help` each comes once more, under its name
+    and stats.HELP: the same tasks and seeds, with hints. A row holds a Result's numbers and:
 
         step, set
         split                           the environment split of the scenarios
         scenarios                       task id -> scenario; tasks of one scenario are alike
         weak_tools, macro_weak, others  see `by_weakness`; only with a section config.testbed
         greedy_success, greedy_invalid  only with `greedy`, for "iid": one greedy rollout per task
+        hinted                          only with `help`: number of rollouts that were given a hint
 
     last: the evaluation after training, which takes config.evaluation.last_rollouts where that is set.
     workdir: where config.logging.evaluations keeps the rollouts (records/rollouts.py); None: nowhere.
@@ -176,12 +185,18 @@ def evaluate_held_out(
     c, rows, rolled = config.evaluation, [], dict[str, list[Group]]()
     num_rollouts = (last and c.last_rollouts) or c.num_rollouts
     weak = tuple(config.get("testbed", {}).get("weak_tools", ()))
-    for kind, name in (("held_out", "iid"), ("balanced", "balanced")):
+    sets = [("held_out", "iid", None), ("balanced", "balanced", None)]
+    sets += [(kind, name + stats.HELP, help) for kind, name, _ in sets if help]
+    for kind, name, hints in sets:
         chosen = [t for t in tasks if t.lineage.kind == kind]
         if not chosen:
             continue
         how = dict(num_rollouts=num_rollouts, temperature=c.temperature, seed=c.seed)
+<<<<<<< HEAD
         result, rolled[name] = evaluate(agent, chosen, **how, title=name)
+=======
+        result, groups = evaluate(agent, chosen, **how, title=name, hints=hints)
+>>>>>>> wt-w3
         row = {
             "step": step,
             "set": name,
@@ -196,6 +211,8 @@ def evaluate_held_out(
                 agent, chosen, num_rollouts=1, temperature=0.0, seed=c.seed, title="greedy"
             )
             row |= {"greedy_success": decoded.success, "greedy_invalid": decoded.invalid}
+        if hints:
+            row["hinted"] = sum(bool(t.hints) for t in trajectories_of(groups))
         rows.append(row)
     if workdir and config.logging.evaluations:
         write_evaluation(workdir, step, rolled)

@@ -41,7 +41,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.analysis import report
+from coevolve_jax.analysis import report, stats
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.config import idle
 from coevolve_jax.explorers.base import LLMCall
@@ -364,6 +364,8 @@ class Run:
             "versions": versions,
             "notes": idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
+        if helped := {name: row for name, row in sets.items() if name.endswith(stats.HELP)}:
+            summary["help"] = helped
         if (path := self.workdir / WARM_START / "summary.json").exists():
             summary["warm_start"] = json.loads(path.read_text())
         if served := recorded_model(self.workdir):

@@ -15,6 +15,7 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     fresh     the batch of a step is drawn after the last update (rollout.max_staleness 0)
     probe     `Lab.probe` (evolution.async_steps 0)
     endings   `Trajectory.ending`, which costs a request per turn
+    help      its own `help`, whose hints the evaluation gives too (rollout.max_staleness 0)
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
     branch    `Lab.branch` (as for probe; the in-process engine)
 
@@ -45,6 +46,12 @@ from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSam
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # config keys that methods may read
 
+<<<<<<< HEAD
+=======
+Rewards = Callable[[Group], Sequence[float]]  # group -> rewards of its valid trajectories, in their order
+Help = Callable[[Task, int], Hint | None]  # (task, rollout_index) -> help for that rollout
+
+>>>>>>> wt-w3
 
 class Roll(Protocol):
     """Rollouts of one step by the current policy."""
@@ -53,13 +60,13 @@ class Roll(Protocol):
         self,
         tasks: Sequence[Task],
         k: int,
-        hints: Callable[[Task, int], Hint | None] | None = None,
+        hints: Help | None = None,
         role: str = "policy",
     ) -> list[Group]:
         """Returns K rollouts of each task, one group per task.
 
         Args:
-          hints: (task, rollout_index) -> help for that rollout.
+          hints: what help each rollout is given.
           role: the name under which the ledger counts these rollouts.
         """
         ...
@@ -221,6 +228,30 @@ class Strategy(Protocol):
         ...
 
 
+<<<<<<< HEAD
+=======
+class Helper(Strategy, Protocol):
+    """A strategy with a memory, which helps the policy when it is evaluated too. Its module NEEDS `help`."""
+
+    def help(self, task: Task, rollout_index: int) -> Hint | None:
+        """Returns help for one rollout, by the strategy's present state, and leaves that as it is.
+
+        An evaluation gives it held-out tasks without their reference calls (`Task.without_calls`).
+        """
+        ...
+
+
+def help_of(strategy: Strategy) -> Help | None:
+    """The `help` of a strategy that has one."""
+    return getattr(strategy, "help", None)
+
+
+def outcome_rewards(group: Group) -> Sequence[float]:
+    """The environment's own rewards."""
+    return group.rewards
+
+
+>>>>>>> wt-w3
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
     """All trajectories, group by group."""
     return [t for group in groups for t in group.trajectories]

@@ -13,7 +13,20 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards
 from coevolve_jax.grpo.filter import FilterState
+<<<<<<< HEAD
 from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, grpo_samples
+=======
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Help,
+    Lab,
+    Rewards,
+    Roll,
+    StepReport,
+    grpo_samples,
+    outcome_rewards,
+)
+>>>>>>> wt-w3
 from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -28,8 +41,13 @@ Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # (config, ste
 class Static:
     """GRPO with a group filter (strategies/base.py documents the methods).
 
+<<<<<<< HEAD
     evolve: grows D_t; None: D_t stays D_0. rewards: what the rollouts of a group are worth, before the
     terms of config.reward are added. weights and min_evolved_share: as in `collect_batch`.
+=======
+    evolve: grows D_t; None: D_t stays D_0. rewards: what the learner is given for a group. weights and
+    min_evolved_share: as in `collect_batch`. hints: what help each rollout is given.
+>>>>>>> wt-w3
     """
 
     def __init__(
@@ -41,14 +59,16 @@ class Static:
         rewards: Rewards = outcome_rewards,
         weights: Callable[[TaskPool], np.ndarray] | None = None,
         min_evolved_share: float | None = None,
+        hints: Help | None = None,
     ):
         self._config, self._evolve, self._rewards = config, evolve, rewards
-        self._odds = {"weights": weights, "min_evolved_share": min_evolved_share}
+        self._how = {"weights": weights, "min_evolved_share": min_evolved_share}
+        self._how |= {"hints": hints} if hints else {}
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards, **self._odds)
+        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards, **self._how)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         samples, self._filter = grpo_samples(self._config, groups, self._filter, self._rewards)

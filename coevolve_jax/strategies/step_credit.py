@@ -54,18 +54,8 @@ class StepCredit:
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         own = self._config.strategy
-        credit = {}
-        for group in groups:
-            parts = message_advantages(group, own.discount, own.anchor)
-            credit.update({id(t): part for t, part in zip(group.valid, parts, strict=True)})
-
-        def finer(sample: TrainingSample) -> TrainingSample:
-            advantages = np.array(sample.advantages)
-            for span, advantage in zip(spans(sample.trajectory), credit[id(sample.trajectory)], strict=True):
-                advantages[span] += own.weight * advantage
-            return dataclasses.replace(sample, advantages=advantages)
-
-        return [finer(sample) for sample in self._grpo.compute_advantages(groups)]
+        samples = self._grpo.compute_advantages(groups)
+        return credited(samples, groups, own.weight, own.discount, own.anchor)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         found = self._grpo.observe(step, groups)
@@ -82,6 +72,24 @@ class StepCredit:
 
 
 make = StepCredit
+
+
+def credited(
+    samples: Sequence[TrainingSample], groups: Sequence[Group], weight: float, discount: float, anchor: str
+) -> list[TrainingSample]:
+    """The samples with `weight` times each message's own advantage added at its tokens."""
+    credit = {}
+    for group in groups:
+        parts = message_advantages(group, discount, anchor)
+        credit.update({id(t): part for t, part in zip(group.valid, parts, strict=True)})
+
+    def finer(sample: TrainingSample) -> TrainingSample:
+        advantages = np.array(sample.advantages)
+        for span, advantage in zip(spans(sample.trajectory), credit[id(sample.trajectory)], strict=True):
+            advantages[span] += weight * advantage
+        return dataclasses.replace(sample, advantages=advantages)
+
+    return [finer(sample) for sample in samples]
 
 
 def message_advantages(group: Group, discount: float, anchor: str) -> list[list[float]]:

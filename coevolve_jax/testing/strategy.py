@@ -20,7 +20,15 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SHARED, Branch, Lab, StepReport, Strategy, trajectories_of
+from coevolve_jax.strategies.base import (
+    SHARED,
+    Branch,
+    Lab,
+    StepReport,
+    Strategy,
+    help_of,
+    trajectories_of,
+)
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -61,6 +69,11 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     read: set[str] = set()
     config = noting(config, read)
     strategy, twin = make(config), make(config)
+    helps, needs = help_of(strategy) is not None, configs.needs(config)
+    assert helps == ("help" in needs), (
+        f"{name}: it has {'a' if helps else 'no'} method help, and NEEDS of its module has {sorted(needs)}: "
+        "have both or neither."
+    )
     pools = _pool(config), _pool(config)
     for step in range(count):
         state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
@@ -138,8 +151,30 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
         f"{name}: D_t grew by {added} tasks at step {step} and evolve says {grown.added if grown else 0}."
     )
     assert set(ids) <= {t.id for t in tasks}, f"{name}: evolve took tasks out of D_t at step {step}."
+    helped = _helped(name, strategy, list(tasks)[:4], trajectories_of(groups)[0].steps)
     learned = [[None if x is None else np.asarray(x).tolist() for x in _streams(s)] for s in samples]
-    return numbers, roll.hints, learned, dict(found.counts), rows, [t.id for t in tasks]
+    return numbers, roll.hints, helped, learned, dict(found.counts), rows, [t.id for t in tasks]
+
+
+def _helped(name: str, strategy: Strategy, tasks: Sequence[Task], steps: Sequence[Step]) -> list:
+    """Asks for help twice, as evaluations do. Returns the hints as text, for comparison."""
+    help, before = help_of(strategy), _as_json(strategy.to_json(), name)
+    if help is None:
+        return []
+    hints = [help(task.without_calls(), m) for _ in range(2) for task in tasks for m in range(2)]
+    assert all(hint is None or isinstance(hint, Hint) for hint in hints), (
+        f"{name}: help returned something else than a Hint or None."
+    )
+    given = [_text(hint, steps) for hint in hints]
+    half = len(given) // 2
+    assert given[:half] == given[half:] and before == _as_json(strategy.to_json(), name), (
+        f"{name}: help changed the strategy's state; an evaluation must leave no trace."
+    )
+    return given[:half]
+
+
+def _text(hint: Hint | None, steps: Sequence[Step]) -> tuple | None:
+    return hint and (hint.before_task, hint.before_step and hint.before_step(steps))
 
 
 def _streams(sample: TrainingSample) -> tuple:
@@ -187,11 +222,21 @@ class MadeUpRoll:
             Group(task, tuple(made_up_rollout(rng, task, m, self.step) for m in range(k))) for task in tasks
         ]
         if hints:
-            given = [hints(g.task, t.rollout_index) for g in groups for t in g.trajectories]
             steps = groups[0].trajectories[0].steps
-            self.hints += [h and (h.before_task, h.before_step and h.before_step(steps)) for h in given]
+            groups = [
+                Group(g.task, tuple(_hinted(t, hints(g.task, t.rollout_index)) for t in g.trajectories))
+                for g in groups
+            ]
+            given = [hints(g.task, t.rollout_index) for g in groups for t in g.trajectories]
+            self.hints += [_text(hint, steps) for hint in given]
         self.made += groups
         return groups
+
+
+def _hinted(trajectory: Trajectory, hint: Hint | None) -> Trajectory:
+    """The rollout with the hint before its task on record."""
+    told = ((0, hint.before_task),) if hint and hint.before_task else ()
+    return dataclasses.replace(trajectory, hints=told)
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:

@@ -108,6 +108,15 @@ def test_summary_table_shows_the_paired_test_and_its_absence():
     assert "+25.0 points" in text and "p < 0.001" in text and "over 12 tasks in 12 scenarios" in text
 
 
+def test_what_the_help_gains_stands_below_the_gain_of_training():
+    row = lambda counts: {"by_task": counts, "scenarios": {t: t for t in counts}, "samples": 4}
+    before, after = row({"a": [0, 4], "b": [1, 4]}), row({"a": [1, 4], "b": [2, 4]})
+    told = {**SUMMARY, "held_out": {"before": before, "after": after}}
+    text = summary.summary_table({**told, "help": {"iid+help": row({"a": [3, 4], "b": [3, 4]})}})
+    assert "after, with help" in text and " 75.0%" in text and "+37.5 points" in text
+    assert "help" not in summary.summary_table(told)
+
+
 def test_clock():
     shown = [summary.clock(s) for s in (5.25, 59.96, 185, 7440)]
     assert shown == ["5.2 s", "1 min 00 s", "3 min 05 s", "2 h 04 min"]

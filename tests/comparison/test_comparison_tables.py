@@ -1,6 +1,7 @@
 """The tables of a comparison, recomputed from made-up run folders by loops that a reader can check."""
 
 import csv
+import itertools
 import json
 import math
 import random
@@ -611,6 +612,31 @@ def test_runs_of_a_budget_end_after_steps_of_their_own_and_are_compared_at_their
     assert found["curves"]["iid"]["static"]["step"] == [0, 20, 40, 50]
     (said,) = [n for n in found["notes"] if "not equal in steps" in n]
     assert "in seeds 0, 1: in seed 0 from 38 (random) to 50 (static)." in said
+
+
+def test_sets_with_help_are_tables_of_their_own_beside_the_plain_ones():
+    """The method solves 1 of 4 without help and 3 of 4 with it; there is no help before training."""
+    rows, arms = [], ("static", "random", "evolver")
+    for arm, seed in itertools.product(arms, range(3)):
+        for step, solved in ((0, 2), (40, 1)):
+            rows += rows_of(arm, seed, [("s", solved, 4, 4), ("r", solved, 4, 4)], step=step)
+    for seed in range(3):
+        rows += rows_of("evolver", seed, [("s", 3, 4, 4), ("r", 3, 4, 4)], "iid+help")
+    pairs = [["evolver", "random"], ["random", "static"]]
+    asked = {**PLAN, "planned": pairs, "planned_later": [], "primary": "iid"}
+    found = results.summarise(rows, [budget(arm, seed) for arm in arms for seed in range(3)], asked)
+    assert found["metric"]["set"] == "iid" and [a["mean"] for a in found["arms"]] == [0.25] * 3
+    assert len(found["planned"]) == 2
+    (helped,) = found["secondary"]
+    assert helped["metric"]["set"] == "iid+help"
+    assert [(a["arm"], a["mean"]) for a in helped["arms"]] == [
+        ("static", 0.25), ("random", 0.25), ("evolver", 0.75)
+    ]  # fmt: skip
+    # The difference of two arms without help is not tested twice.
+    assert [(d["a"], d["b"], d["difference"]) for d in helped["planned"]] == [("evolver", "random", 0.5)]
+    assert found["curves"]["iid+help"]["evolver"]["mean"] == [0.5, 0.75]
+    assert found["curves"]["iid"]["evolver"]["mean"] == [0.5, 0.25]
+    assert f"{helped['metric']['name']}\n" in table({**found, "signals": []})
 
 
 def test_few_lost_trials_are_counted_and_a_task_without_any_is_named():

@@ -1,5 +1,6 @@
 """Rows of evaluations.jsonl, each number recounted from the rollouts."""
 
+import dataclasses
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, scores, tally
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import trajectories_of
-from coevolve_jax.types import Call, Group, Task, Turn
+from coevolve_jax.types import Call, Group, Hint, Task, Turn
 from tests.support.step_cases import a_rollout, a_task
 
 SEEDS = st.integers(0, 10**6)
@@ -29,7 +30,11 @@ class MadeUpAgent:
         self.seeds, self.rolled = [], []
 
     def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=lambda: None):
-        made_up = lambda task, m, seed: a_rollout(np.random.default_rng([seed, temperature > 0]), task, m)
+        def made_up(task, m, seed):
+            made = a_rollout(np.random.default_rng([seed, temperature > 0]), task, m)
+            hint = hints and hints(task, m)
+            return dataclasses.replace(made, hints=((0, hint.before_task),) if hint else ())
+
         groups = [
             Group(task, tuple(made_up(task, m, seed) for m, seed in enumerate(row)))
             for task, row in zip(tasks, seeds, strict=True)
@@ -201,3 +206,27 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
     only = [t for t in tasks if t.lineage.kind == "balanced"]
     assert [r["set"] for r in evaluate_held_out(config, MadeUpAgent(), only, step=0)] == ["balanced"]
     assert evaluate_held_out(config, SimpleNamespace(), [], step=0) == []
+
+
+def test_sets_with_help_are_the_same_tasks_and_seeds_and_a_hint_knows_no_reference_calls():
+    tasks = [a_task(np.random.default_rng(i), f"t{i}", ("held_out", "balanced")[i % 2]) for i in range(6)]
+    told = {
+        "environment": {"eval_split": "test"},
+        "evaluation": {"num_rollouts": 2, "temperature": 0.6, "seed": 9},
+    }
+    agent, asked = MadeUpAgent(), []
+
+    def help(task, rollout_index):
+        asked.append((task.id, rollout_index))
+        assert not task.calls and not task.patterns and all(turn.query for turn in task.turns)
+        return Hint("Look first.") if task.id == "t0" else None
+
+    how = dict(step=3, greedy=True)
+    plain = evaluate_held_out(ConfigDict(told), agent, tasks, **how)
+    rows = evaluate_held_out(ConfigDict(told), agent, tasks, help=help, **how)
+    assert [row["set"] for row in rows] == ["iid", "balanced", "iid+help", "balanced+help"]
+    assert rows[:2] == plain and asked == [(f"t{i}", m) for i in (0, 2, 4, 1, 3, 5) for m in range(2)]
+    for row, without in zip(rows[2:], plain, strict=True):
+        assert row.pop("hinted") == (2 if "t0" in row["by_task"] else 0)
+        # The made-up agent heeds no hint, so nothing else differs.
+        assert row == {k: v for k, v in without.items() if "greedy" not in k} | {"set": row["set"]}

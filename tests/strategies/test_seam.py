@@ -173,6 +173,7 @@ def test_a_bad_setting_is_refused_in_one_sentence():
     "need, key, value, why",
     [
         ("fresh", "rollout.max_staleness", 1, "draws each batch by what it learned"),
+        ("help", "rollout.max_staleness", 1, "gives hints by what it learned"),
         ("probe", "evolution.async_steps", 1, "asks for rollouts while the training set evolves"),
     ],
 )

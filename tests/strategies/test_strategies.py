@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
+from coevolve_jax.comparison.consistency import check_run
 from coevolve_jax.config import load_file, override, strategy
 from coevolve_jax.strategies.blame import tool_weights
 from coevolve_jax.testing.strategy import check_strategy
@@ -31,7 +33,7 @@ OURS = (
 )
 METHODS = (  # of the literature
     "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0",
-    "dr_zero", "seif", "step_credit", "infuser", "socratic", "soar",
+    "dr_zero", "seif", "step_credit", "infuser", "socratic", "soar", "slea_rl", "evolver", "evolving_rl",
 )  # fmt: skip
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
@@ -80,6 +82,22 @@ def test_the_suite_catches_faults(monkeypatch, fault, why):
         )
 
 
+@pytest.mark.parametrize(
+    "fault, needs, why",
+    [
+        ("help", (), r"a method help, and NEEDS of its module has \[\]"),
+        ("", ("help",), r"no method help, and NEEDS of its module has \['help'\]"),
+        ("help counts", ("help",), "an evaluation must leave no trace"),
+        ("help in words", ("help",), "something else than a Hint"),
+    ],
+)
+def test_the_suite_catches_faults_of_help(monkeypatch, fault, needs, why):
+    monkeypatch.setitem(faulty.DEFAULTS, "fault", fault)
+    monkeypatch.setattr(faulty, "NEEDS", needs, raising=False)
+    with pytest.raises(AssertionError, match=why):
+        check_strategy("tests.support.strategies.faulty", settings("static"), steps=1)
+
+
 def test_weights_of_tools_do_not_depend_on_the_order_in_which_they_were_met():
     """A resumed strategy has them in order of their names."""
     for seed in range(200):
@@ -102,7 +120,7 @@ def runs(tmp_path_factory):
     folder, done = tmp_path_factory.mktemp("runs"), {}
     for name in SMALL_ONES:
         done[name.rpartition(".")[2]] = folder / name
-        train(settings(name), folder / name)
+        train(settings(name, **({"evaluation.every": 2} if "memory" in name else {})), folder / name)
     return done
 
 
@@ -143,6 +161,32 @@ def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
         for at, text in t["hints"][1:]:
             assert text == "Try again." and t["steps"][at - 1]["error"] and text in rest
     assert sum(m["signals"]["hinted"] for m in rows(runs["memory"], "metrics.jsonl")) > 0
+
+
+def test_evaluation_gives_the_same_tasks_with_help_once_there_is_a_memory(runs):
+    """A run that is killed before the last evaluations makes them again, to the same bits."""
+    workdir = runs["memory"]
+    evaluated = rows(workdir, "evaluations.jsonl")
+    assert [(r["step"], r["set"]) for r in evaluated] == [
+        (0, "iid"), *((step, name) for step in (2, 4) for name in ("iid", "iid+help"))
+    ]  # fmt: skip
+    for plain, helped in (evaluated[1:3], evaluated[3:]):
+        assert helped["hinted"] > 0 and "hinted" not in plain
+        assert helped.keys() - {"hinted"} == plain.keys() - {"greedy_success", "greedy_invalid"}
+        assert helped["by_task"].keys() == plain["by_task"].keys()
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["help"] == {"iid+help": evaluated[-1]}
+    assert summary["held_out"]["after"] == evaluated[-2]
+    check_run(workdir)
+    (workdir / "evaluations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in evaluated[:-1]))
+    with pytest.raises(ValueError, match=r"steps of set iid\+help: \[2\], where its other files have \[2, 4"):
+        check_run(workdir)
+
+    (workdir / "summary.json").unlink()
+    for step in (3, 4):
+        shutil.rmtree(workdir / f"checkpoints/step_{step:08d}")
+    train(settings(SMALL_ONES[-1], **{"evaluation.every": 2}), workdir)
+    assert rows(workdir, "evaluations.jsonl") == evaluated
 
 
 def test_settings_of_a_strategy_are_config_keys():

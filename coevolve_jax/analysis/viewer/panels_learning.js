@@ -55,11 +55,15 @@ const LEARNING = [
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {
       const colours = ["--rare", "--random", "--forgetting", "--boundary"];
-      const groups = run.evaluations.map((e, k) => ({
+      // A set with help has the colour of the set without, and a dashed line.
+      const without = (e) => e.name.replace("+help", "");
+      const names = [...new Set(run.evaluations.map(without))];
+      const groups = run.evaluations.map((e) => ({
         label: e.name,
-        colour: colours[k % 4],
+        colour: colours[names.indexOf(without(e)) % 4],
         at: e.points.map((p) => p.step),
         estimates: e.points,
+        ...(without(e) === e.name ? {} : { dash: [4, 4] }),
       }));
       const last = (run.metrics.step.at(-1) ?? 0) + 1;
       if (run.held_out && !groups.length)

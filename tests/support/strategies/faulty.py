@@ -9,6 +9,16 @@ from coevolve_jax.synthesis import signals
 class Faulty(static.Static):
     """Static with one fault."""
 
+    def __init__(self, config, state=None):
+        super().__init__(config, state)
+        self.asked = state["asked"] if state else 0
+        if config.strategy.fault.startswith("help"):
+            self.help = self.give
+
+    def give(self, task, rollout_index):
+        self.asked += self._config.strategy.fault == "help counts"
+        return "a word" if self._config.strategy.fault == "help in words" else None
+
     def collect(self, step, tasks, roll):
         groups = super().collect(step, tasks, roll)
         fault = self._config.strategy.fault
@@ -46,8 +56,8 @@ class Faulty(static.Static):
 
     def to_json(self):
         if self._config.strategy.fault == "forgets":
-            return {**super().to_json(), "history": signals.History().to_json()}
-        return super().to_json()
+            return {**super().to_json(), "history": signals.History().to_json(), "asked": 0}
+        return {**super().to_json(), "asked": self.asked}
 
 
 make = Faulty

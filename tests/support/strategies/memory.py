@@ -5,6 +5,8 @@ from coevolve_jax.strategies.base import StepReport, grpo_samples, trajectories_
 from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.types import Hint
 
+NEEDS = frozenset({"help"})
+
 
 class Memory:
     def __init__(self, config, state=None):
@@ -12,14 +14,15 @@ class Memory:
         self._lessons = dict(state["lessons"]) if state else {}
 
     def collect(self, step, tasks, roll):
-        return collect_batch(self._config, step, tasks, roll, hints=self._hint)
+        return collect_batch(self._config, step, tasks, roll, hints=self.help)
 
-    def _hint(self, task, rollout_index):
-        known = [self._lessons[call.name] for call in task.calls if call.name in self._lessons]
-        if rollout_index % 2 or not known:
+    def help(self, task, rollout_index):
+        lessons = [self._lessons[name] for name in sorted(self._lessons)]
+        if rollout_index % 2 or not lessons:
             return None
         return Hint(
-            before_task=f"Note: {known[0]}", before_step=lambda steps: "Try again." if steps[-1].error else ""
+            before_task=f"Note: {lessons[0]}",
+            before_step=lambda steps: "Try again." if steps[-1].error else "",
         )
 
     def compute_advantages(self, groups):

@@ -1,0 +1,136 @@
+"""EvolveR (arXiv 2510.16079): principles are distilled from rollouts, scored by use, and read before a task.
+
+Principle: where a failed rollout of a task leaves a successful one, the action of the success is a guiding
+principle, and that of the failure a cautionary one. It keeps the words of the query that they answer. A share
+of a step's groups is distilled.
+
+Use: before a task stands a line of the principles whose words overlap most with those of its query. Each
+rollout that read a principle is a use of it, and a success if it succeeds. The score is
+
+    (successes + 1) / (uses + 2), a half at the start.
+
+Every few steps the principles that score too low are pruned. A new one is merged into an earlier one of the
+same task and kind with an action that is alike.
+
+Read against the authors' code. Faithful: score, pruning, both kinds, the best three. Its further rewards have
+weight 0, so the reward is the outcome. Missing: the policy distils its own principles, and a model judges
+what is merged. Here rules do both, so it is another method without a language model. Retrieval is no action
+of the policy's, and always comes. The growth of D_t is that of `random`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import schedule
+from coevolve_jax.explorers.evidence import divergence
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies import hints
+from coevolve_jax.strategies.base import SIGNALS, StepReport, check_least, must_be
+from coevolve_jax.strategies.growth import synthesize_freely
+from coevolve_jax.strategies.static import Static
+from coevolve_jax.types import Group, Hint, Task
+
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+NEEDS = frozenset({"help"})
+FIDELITY = "N: rules distil and merge the principles, where the idea is that the policy writes its own."
+DEFAULTS = {
+    "distilled": 0.25,  # share of a step's groups that give principles
+    "read": 3,  # principles before a task
+    "prune_below": 0.3,  # the score; 0: no principle is pruned
+    "prune_every": 10,  # GRPO steps
+    "merge_from": 0.85,  # how alike two actions of a task are that are one principle
+    "characters": 200,  # of a hint
+}
+
+Principle = Mapping  # do: guiding or cautionary; action, words, task: its source; uses, successes
+
+
+class EvolveR(Static):
+    """`Static` with hints from a store of principles (strategies/base.py documents the methods).
+
+    Its state, besides that of `Static`: the principles, oldest first.
+    """
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        check_least(config, {"read": 0, "prune_below": 0, "prune_every": 1, "characters": 0})
+        must_be(config, "distilled", 0 <= config.strategy.distilled <= 1, "within 0 and 1")
+        super().__init__(config, state, synthesize_freely, hints=self.help)
+        self._store: list[Principle] = list(state["store"]) if state else []
+
+    def help(self, task: Task, rollout_index: int) -> Hint | None:
+        found = [self._store[i] for i in self._retrieved(task)]
+        do, avoid = ([p["action"] for p in found if p["do"] == kind] for kind in (True, False))
+        line = hints.line(do, avoid, self._config.strategy.characters)
+        return Hint(before_task=line) if line else None
+
+    def _retrieved(self, task: Task) -> list[int]:
+        """Places in the store of the principles for a task: most words in common first, then the score."""
+        asked = hints.words(task.turns[0].query)
+        near = [(hints.overlap(p["words"], asked), score(p), -i) for i, p in enumerate(self._store)]
+        best = sorted((x for x in near if x[0] > 0), reverse=True)
+        return [-i for _, _, i in best[: self._config.strategy.read]]
+
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
+        found, own = super().observe(step, groups), self._config.strategy
+        self._count_uses(groups)  # by the store that `collect` read
+        new = 0
+        for principle in [p for group in self._drawn(step, groups) for p in distil(group)]:
+            if not any(self._same(principle, p) for p in self._store):
+                self._store, new = [*self._store, principle], new + 1
+        before = len(self._store)
+        if (step + 1) % own.prune_every == 0:
+            self._store = [p for p in self._store if score(p) >= own.prune_below]
+        pruned, hinted = before - len(self._store), sum(bool(t.hints) for g in groups for t in g.trajectories)
+        counts = {"hinted": hinted, "principles": new, "pruned": pruned}
+        return StepReport({**found.counts, **counts}, found.rows)
+
+    def _count_uses(self, groups: Sequence[Group]) -> None:
+        store = [dict(p) for p in self._store]
+        for group in groups:
+            for i in self._retrieved(group.task):
+                store[i]["uses"] += len(group.valid)
+                store[i]["successes"] += sum(t.outcome.success for t in group.valid)
+        self._store = list(store)
+
+    def _drawn(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        """The groups to distil, of those with both outcomes."""
+        mixed, most = [g for g in groups if g.mixed], math.ceil(self._config.strategy.distilled * len(groups))
+        order = rng_for(self._config.seed, "distil", step).permutation(len(mixed))
+        return [mixed[i] for i in order[:most]]
+
+    def _same(self, a: Principle, b: Principle) -> bool:
+        alike = hints.alike(a["action"], b["action"]) >= self._config.strategy.merge_from
+        return (a["task"], a["do"]) == (b["task"], b["do"]) and alike
+
+    def to_json(self) -> dict:
+        return {**super().to_json(), "store": self._store}
+
+
+make = EvolveR
+
+
+def score(principle: Principle) -> float:
+    """The share of successes among the uses, with one of each added."""
+    return (principle["successes"] + 1) / (principle["uses"] + 2)
+
+
+def distil(group: Group) -> list[Principle]:
+    """Returns the principles that a group of both outcomes shows, the guiding one first.
+
+    An action that both sides take, with other arguments, is no mistake by itself: nothing warns of it.
+    """
+    won = [t for t in group.valid if t.outcome.success]
+    lost = [t for t in group.valid if not t.outcome.success]
+    _, good, bad = divergence(won, lost)
+    steps = [s for t in (*won, *lost) for s in t.steps]
+    sides = [next((s for s in steps if call and s.call is call), None) for call in (good, bad)]
+    told = [(do, s) for do, s in zip((True, False), sides, strict=True) if s and s.action]
+    if len(told) == 2 and told[0][1].action == told[1][1].action:
+        told = told[:1]
+    query = lambda s: sorted(hints.words(group.task.turns[s.turn].query))
+    fresh = {"task": group.task.id, "uses": 0, "successes": 0}
+    return [{"do": do, "action": s.action, "words": query(s), **fresh} for do, s in told]

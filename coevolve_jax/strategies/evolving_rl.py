@@ -1,0 +1,150 @@
+"""Evolving-RL (arXiv 2605.10663): an extractor of skills is paid by what they do on other tasks.
+
+Source: a task with a successful rollout. The extractor makes skills of it, one for each rollout of a group,
+and each becomes a hint for the tasks nearest to the source. Rollout m of all these tasks reads skill m. The
+extractor earns the mean success of a skill's rollouts, standardised over the source's skills. The solver's
+groups mix skills, so GRPO compares them too. The source itself is not trained on.
+
+Here the extractor is a softmax over what of the success to tell (synthesis/knobs.py): its last one, two or
+three actions, the one where failures leave it, all of them out of order, or nothing. Tasks are near if their
+actions overlap. At evaluation nobody knows these, so the words of the queries decide, and the extractor takes
+its likeliest skill.
+
+Read against the authors' code. Faithful: rewards on other tasks, groups of different skills, one baseline for
+each source. Missing: the extractor writes no text, shares no weights with the solver, and has no entropy
+bonus. The clip has no effect at one update per batch. The growth of D_t is that of `random`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import schedule
+from coevolve_jax.explorers.evidence import divergence
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies import hints
+from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least
+from coevolve_jax.strategies.batches import sampling_weights
+from coevolve_jax.strategies.growth import synthesize_freely
+from coevolve_jax.strategies.static import Static
+from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Group, Hint, Task
+
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+NEEDS = frozenset({"fresh", "help"})
+FIDELITY = "P: skills are chosen among the actions of a success, and no text of an extractor is trained."
+DEFAULTS = {
+    "near": 4,  # tasks that a source's skills are tried on
+    "crossed": True,  # on other tasks; False: on the source itself
+    "learning_rate": 0.2,  # of the extractor, whose weight in the paper's loss is 0.2 to the solver's 1
+    "kl_coef": 0.01,  # of the extractor, towards the uniform distribution
+    "characters": 200,  # of a hint
+}
+SKILLS = ("none", "last", "last two", "last three", "parting", "all")
+
+Episode = Mapping  # of a success: actions, in order; parting: the one where failures leave it, or ""; words
+
+
+class EvolvingRL(Static):
+    """`Static` with another `collect`, and with hints (strategies/base.py documents the methods).
+
+    Its state, besides that of `Static`: the extractor's logits, and the episode of each task's last success.
+    What `collect` hands out is for `observe` of the same step alone.
+    """
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        check_least(config, {"near": 1, "learning_rate": 0, "kl_coef": 0, "characters": 0})
+        super().__init__(config, state, synthesize_freely)
+        own = state or {"knobs": {}, "episodes": {}}
+        self._extractor = KnobPolicy({"skill": SKILLS}, own["knobs"])
+        self._episodes: dict[str, Episode] = dict(own["episodes"])
+        self._sources: dict[str, str] = {}  # id of a task -> that of the source whose skills it tries
+        self._skills: dict[str, list[str]] = {}  # id of a source -> the skill of each rollout
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        c, own, rng = self._config, self._config.strategy, rng_for(self._config.seed, "sample", step)
+        size, each = c.rollout.tasks_per_step, own.near if own.crossed else 1
+        odds = lambda rows: sampling_weights(c, rows)
+        drawn = {
+            t.id: t for t in tasks.draw(size, rng, min_evolved_share=c.data.min_evolved_share, weights=odds)
+        }
+        chosen: dict[str, Task] = {}
+        self._sources, self._skills = {}, {}
+        for source in [t for t in drawn.values() if t.id in self._episodes][: math.ceil(size / each)]:
+            others = [t for t in tasks if t.id not in chosen and t.id != source.id]
+            order = sorted(others, key=lambda t: (-hints.overlap(t.actions, source.actions), rng.random()))
+            tried = order[:each] if own.crossed else [source]
+            chosen |= {t.id: t for t in tried}
+            self._sources |= dict.fromkeys([t.id for t in tried], source.id)
+            skills = self._extractor.sample(c.rollout.group_size, rng)
+            self._skills[source.id] = [d["skill"] for d in skills]
+        batch = list((chosen | {id: t for id, t in drawn.items() if id not in chosen}).values())[:size]
+        return roll(batch, c.rollout.group_size, hints=self._trial)
+
+    def _trial(self, task: Task, rollout_index: int) -> Hint | None:
+        source = self._sources.get(task.id)
+        return self._hint(self._episodes[source], self._skills[source][rollout_index]) if source else None
+
+    def help(self, task: Task, rollout_index: int) -> Hint | None:
+        """The likeliest skill of the episode whose query has most words in common with the task's."""
+        asked, shares = hints.words(task.turns[0].query), self._extractor.shares("skill")
+        near = {id: hints.overlap(own["words"], asked) for id, own in self._episodes.items()}
+        best = max(near, key=lambda id: near[id], default=None)
+        return self._hint(self._episodes[best], SKILLS[int(shares.argmax())]) if best and near[best] else None
+
+    def _hint(self, episode: Episode, skill: str) -> Hint | None:
+        line = hints.line(told(episode, skill), most=self._config.strategy.characters)
+        return Hint(before_task=line) if line else None
+
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
+        found, own = super().observe(step, groups), self._config.strategy
+        drawn, advantages = [], []
+        for source, skills in self._skills.items():
+            tried = [g for g in groups if self._sources.get(g.task.id) == source]
+            rewards = {m: gain for m in range(len(skills)) if (gain := earned(tried, m)) is not None}
+            drawn += [{"skill": skills[m]} for m in rewards]
+            advantages += standardised(list(rewards.values())).tolist()
+        self._extractor.update(drawn, advantages, own.learning_rate, own.kl_coef)
+        for group in groups:
+            if any(t.outcome.success for t in group.valid):
+                self._episodes[group.task.id] = episode_of(group)
+        hinted = sum(bool(t.hints) for g in groups for t in g.trajectories)
+        shares = dict(zip(SKILLS, self._extractor.shares("skill").tolist()))
+        rows = [*found.rows, {"kind": "extractor", "step": step, "shares": shares}]
+        return StepReport({**found.counts, "hinted": hinted, "skills": len(drawn)}, rows)
+
+    def to_json(self) -> dict:
+        own = {"knobs": self._extractor.to_json(), "episodes": dict(self._episodes)}
+        return {**super().to_json(), **own}
+
+
+make = EvolvingRL
+
+
+def earned(groups: Sequence[Group], rollout_index: int) -> float | None:
+    """The extractor's reward for the skill of this rollout of each group; None if none of these is valid."""
+    won = [t.outcome.success for g in groups for t in g.valid if t.rollout_index == rollout_index]
+    return sum(won) / len(won) if won else None
+
+
+def episode_of(group: Group) -> Episode:
+    """Records what a group's shortest success did, and where its failures leave it."""
+    won = sorted((t for t in group.valid if t.outcome.success), key=lambda t: len(t.steps))
+    _, call, _ = divergence(won[:1], [t for t in group.valid if not t.outcome.success])
+    good = [s for s in won[0].steps if s.action and not s.error]
+    parting = next((s.action for s in good if call and s.call is call), "")
+    query = sorted(hints.words(group.task.turns[0].query))
+    return {"actions": [s.action for s in good], "parting": parting, "words": query}
+
+
+def told(episode: Episode, skill: str) -> list[str]:
+    """The actions that a skill tells of an episode. "all" are in alphabetical order."""
+    actions = episode["actions"]
+    return {
+        "none": [], "last": actions[-1:], "last two": actions[-2:], "last three": actions[-3:],
+        "parting": [episode["parting"]] if episode["parting"] else [], "all": sorted(actions),
+    }[skill]  # fmt: skip

@@ -1,0 +1,43 @@
+"""Advice that methods with a memory give: its one line, and how alike two queries are.
+
+A base policy can learn in pre-training to read this line (docs/notes/arena.md). Advice names actions, not
+arguments: those are another task's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+WORD = re.compile(r"[a-z]+")
+
+
+def line(do: Sequence[str], avoid: Sequence[str] = (), most: int = 200) -> str:
+    """Returns one line of advice, at most `most` characters long; "" for none.
+
+    do, avoid: actions, most important first. Those without room are left out, and no action comes twice.
+    """
+    parts = [("Use ", list(dict.fromkeys(do))), ("Not ", [a for a in dict.fromkeys(avoid) if a not in do])]
+    while True:
+        said = " ".join(f"{word}{', '.join(names)}." for word, names in parts if names)
+        if not said or len(told := f"Hint: {said}") <= most:
+            return told if said else ""
+        max((names for _, names in parts), key=len).pop()
+
+
+def alike(a: str, b: str) -> float:
+    """Returns how alike two names are, from 0 to 1."""
+    return 1.0 if a == b else SequenceMatcher(None, a, b).ratio()
+
+
+def words(query: str) -> frozenset[str]:
+    """Returns the words of a query in lower case. Quoted names are left out: they are the scenario's."""
+    return frozenset(WORD.findall(QUOTED.sub(" ", query.lower())))
+
+
+def overlap(a: Iterable[str], b: Iterable[str]) -> float:
+    """Returns the share of all elements of two sets that both have, 0 for empty ones (Jaccard)."""
+    one, other = set(a), set(b)
+    return len(one & other) / len(one | other) if one | other else 0.0

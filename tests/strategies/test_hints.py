@@ -1,0 +1,221 @@
+"""Methods that give hints: what they remember, whom they tell, and that it is the memory that does it."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coevolve_jax import build
+from coevolve_jax.strategies import evolver, hints
+from coevolve_jax.strategies.evolver import distil
+from coevolve_jax.types import Group, Hint, Turn
+from tests.support.method_cases import Rolls, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
+
+# The line, and what is alike
+
+
+@given(st.lists(st.sampled_from("abcdef")), st.lists(st.sampled_from("defghi")), st.integers(0, 60))
+def test_a_line_of_advice_is_short_and_says_no_action_twice(do, avoid, most):
+    told = hints.line(do, avoid, most)
+    assert len(told) <= most and "\n" not in told
+    named = [name.strip(".,") for name in told.split()[1:] if name.strip(".,") not in ("Use", "Not")]
+    assert len(set(named)) == len(named)
+    wanted = [*dict.fromkeys(do), *(a for a in dict.fromkeys(avoid) if a not in do)]
+    if most == 60:
+        assert named == wanted and bool(told) == bool(wanted)
+    # What is left out stood last in its list.
+    first = list(dict.fromkeys(do))
+    assert [a for a in first if a in named] == first[: len(set(do) & set(named))]
+
+
+def test_words_leave_out_what_is_quoted():
+    query = "Move 'my notes.txt' to \"old things\", then count its lines."
+    assert hints.words(query) == {"move", "to", "then", "count", "its", "lines"}
+    assert hints.overlap("ab", "bc") == 1 / 3 and hints.overlap("", "") == 0.0
+
+
+# SLEA-RL's library
+
+
+TASK = a_task("t", "ls", "mv")
+STREAMS = ("ids", "logprobs", "versions")
+
+
+def played(*names, won=True, index=0, bad=()):
+    """A rollout with one call per message; "" is a message whose call is malformed."""
+    steps = [dataclasses.replace(a_step(name, error=name in bad), message=i) for i, name in enumerate(names)]
+    steps = [s if s.text else dataclasses.replace(s, call=None) for s in steps]
+    made = a_rollout(TASK, index, won, steps)
+    mask = np.array([False, *[True, False] * (len(names) + 1)])
+    made = dataclasses.replace(made, **{k: np.zeros(len(mask), getattr(made, k).dtype) for k in STREAMS})
+    return dataclasses.replace(made, mask=mask)
+
+
+def library(*groups, **own):
+    config = config_of("slea_rl", **{"warm_up": 0, **own})
+    strategy = build.strategy(config)
+    for step, rollouts in enumerate(groups):
+        strategy.observe(step, [Group(TASK, tuple(rollouts))])
+    return again(strategy, config)
+
+
+def advice(strategy, *names, bad=()):
+    hint = strategy.help(TASK.without_calls(), 0)
+    return hint and hint.before_step([a_step(name, error=name in bad) for name in names])
+
+
+def test_what_followed_in_successes_is_advised_and_what_failed_there_is_warned_of():
+    rollouts = [played("ls", "mv"), played("ls", "cp", won=False, index=1, bad=("cp",))]
+    strategy = library(rollouts)
+    assert advice(strategy, "ls") == "Hint: Use mv. Not cp."
+    assert advice(strategy, "mv") == "Hint: Use mv."  # from the widest zone: after a call that went well
+    assert advice(strategy, "cd", bad=("cd",)) == ""  # nothing is known about what follows an error
+    # Without the library, and before the end of the warm-up, nobody is told anything.
+    assert library(rollouts, library=False).help(TASK, 0) is None
+    assert library(rollouts, warm_up=2).help(TASK, 0) is None
+    assert library(rollouts, rollouts, warm_up=2).help(TASK, 0) is not None
+
+
+def test_a_full_zone_lets_a_better_lesson_in_and_drops_its_weakest():
+    """Three ways on from ls; the fewer the messages that follow, the better."""
+    ways = {name: [played("ls", name, *[""] * more)] for name, more in (("find", 3), ("cp", 2), ("mv", 1))}
+    kept = lambda *names, **own: [
+        action for _, action, _ in library(*map(ways.get, names), **own).to_json()["zones"]["turn"]
+    ]
+    assert kept("find", "cp", "mv") == ["mv", "cp", "find"]
+    assert kept("find", "cp", "mv", capacity=2) == kept("mv", "cp", "find", capacity=2) == ["mv", "cp"]
+    assert advice(library(*ways.values(), capacity=2), "ls") == "Hint: Use mv, cp."
+    # Of two that are alike the better one stays, also where there is room.
+    ways["mvs"] = [played("ls", "mvs")]
+    assert kept("mv", "mvs", novelty=0.5) == ["mvs"] and kept("mv", "mvs") == ["mvs", "mv"]
+
+
+def test_the_credit_and_the_library_are_two_settings():
+    group = Group(TASK, (played("ls", "mv"), played("ls", "cp", won=False, index=1)))
+    spread = lambda **own: [
+        len(set(s.advantages[s.trajectory.mask].tolist()))
+        for s in build.strategy(config_of("slea_rl", **own)).compute_advantages([group])
+    ]
+    assert min(spread()) > 1 and spread() == spread(library=False) and spread(step_credit=False) == [1, 1]
+
+
+# EvolveR's principles
+
+
+def asking(id, query, *names):
+    return dataclasses.replace(a_task(id, *names), turns=(Turn(query, a_task(id, *names).calls),))
+
+
+MOVE, POST = asking("m", "Move 'a' into 'b'.", "cd", "mv"), asking("p", "Post 'x' for all.", "login", "post")
+
+
+def test_a_group_shows_where_its_failures_leave_a_success():
+    steps = lambda *names: [a_step(name, x) for x, name in enumerate(names)]
+    won, lost = a_rollout(MOVE, 0, True, steps("cd", "mv")), a_rollout(MOVE, 1, False, steps("cd", "cp"))
+    good, bad = distil(Group(MOVE, (won, lost)))
+    assert (good["do"], good["action"], bad["do"], bad["action"]) == (True, "mv", False, "cp")
+    assert good["words"] == bad["words"] == ["into", "move"] and evolver.score(good) == 0.5
+    # A failure that ends early shows nothing to avoid, nor does one with other arguments.
+    assert [p["action"] for p in distil(Group(MOVE, (won, a_rollout(MOVE, 1, False, steps("cd")))))] == ["mv"]
+    other = a_rollout(MOVE, 1, False, [a_step("cd", 0), a_step("mv", 7)])
+    assert [p["do"] for p in distil(Group(MOVE, (won, other)))] == [True]
+
+
+def test_a_principle_that_comes_before_failures_is_pruned():
+    """Two tasks give a principle each. Afterwards rollouts that read one succeed, and the others fail."""
+    kept, told = {}, {}
+    for below in (0.3, 0.0):
+        config = config_of("evolver", prune_below=below, distilled=1.0)
+        strategy = build.strategy(config)
+        first = [
+            Group(task, (a_rollout(task, 0, True), a_rollout(task, 1, False, [a_step(task.calls[0].name)])))
+            for task in (MOVE, POST)
+        ]
+        strategy.observe(0, first)
+        for step in range(1, 10):
+            strategy = again(strategy, config)
+            assert strategy.help(MOVE.without_calls(), 0) == Hint("Hint: Use mv.")
+            strategy.observe(step, [a_group(MOVE, True), a_group(POST, False)])
+        store = again(strategy, config).to_json()["store"]
+        kept[below] = {p["action"]: (p["successes"], p["uses"]) for p in store}
+        told[below] = [hint and hint.before_task for hint in (strategy.help(t, 0) for t in (MOVE, POST))]
+    assert kept == {0.3: {"mv": (9, 9)}, 0.0: {"mv": (9, 9), "post": (0, 9)}}
+    assert told == {0.3: ["Hint: Use mv.", None], 0.0: ["Hint: Use mv.", "Hint: Use post."]}
+
+
+def test_the_same_advice_of_a_task_is_one_principle_and_the_nearest_come_first():
+    config = config_of("evolver", distilled=1.0, read=2)
+    strategy = build.strategy(config)
+    mixed = lambda task, *names: Group(
+        task, (a_rollout(task, 0, True, [a_step(n) for n in names]), a_rollout(task, 1, False, []))
+    )
+    for group in (mixed(MOVE, "mv"), mixed(POST, "post"), mixed(MOVE, "mv"), mixed(MOVE, "mvs")):
+        strategy.observe(0, [group])
+    assert [p["action"] for p in strategy.to_json()["store"]] == ["mv", "post", "mvs"]
+    near = asking("n", "Move 'c' for me.", "mv")
+    assert strategy.help(near, 0) == Hint("Hint: Use mv, mvs.")
+    strategy._config.strategy.read = 3
+    assert strategy.help(near, 0) == Hint("Hint: Use mv, mvs, post.")
+    assert strategy.help(asking("o", "Drink it.", "sip"), 0) is None
+
+
+# Evolving-RL's extractor
+
+
+def test_an_extractor_is_paid_by_what_a_skill_does_on_other_tasks():
+    """A task's last action helps the others and misleads the task itself. Each one names its own task."""
+    tasks = [a_task(f"t{i}", "ls", f"end_{i}") for i in range(8)]
+
+    def roll(drawn, k, hints):
+        rng, groups = np.random.default_rng(next(counter)), []
+        for task in drawn:
+            told = [hint.before_task if (hint := hints(task, m)) else "" for m in range(k)]
+            gain = [
+                0.0 if "end_" not in line or "," in line else -0.4 if task.calls[-1].name in line else 0.4
+                for line in told
+            ]
+            groups.append(a_group(task, *(rng.random(k) < 0.5 + np.array(gain))))
+        return groups
+
+    shares = {}
+    for crossed in (True, False):
+        config = config_of(
+            "evolving_rl", crossed=crossed, learning_rate=1.0,
+            **{"rollout.tasks_per_step": 8, "rollout.group_size": 8},
+        )  # fmt: skip
+        strategy, counter, pool = build.strategy(config), itertools.count(), a_pool(*tasks)
+        for step in range(25):
+            strategy = again(strategy, config)
+            groups = strategy.collect(step, pool, roll)
+            assert len({g.task.id for g in groups}) == 8
+            strategy.observe(step, groups)
+        (row,) = strategy.observe(25, []).rows
+        shares[crossed] = row["shares"]["last"] + row["shares"]["parting"]
+    assert shares[True] > 0.6 and shares[False] < 0.2, shares
+
+
+def test_the_rollouts_of_a_task_try_different_skills_of_another_task():
+    config = config_of("evolving_rl", near=2, **{"rollout.tasks_per_step": 4, "rollout.group_size": 8})
+    tasks = [a_task(f"{kind}{i}", kind, f"end_{kind}") for kind in "ab" for i in range(3)]
+    strategy, pool = build.strategy(config), a_pool(*tasks)
+    assert {g.task.id for g in strategy.collect(0, pool, Rolls(lambda task: 1.0))} <= {t.id for t in tasks}
+    strategy.observe(0, [a_group(t, True, False, steps=None) for t in tasks[:1]])
+    seen = {}
+
+    def roll(drawn, k, hints):
+        seen.update({t.id: [hints(t, m) and hints(t, m).before_task for m in range(k)] for t in drawn})
+        return [a_group(t, *[True] * k) for t in drawn]
+
+    for step in range(1, 30):
+        seen.clear()
+        strategy.collect(step, pool, roll)
+        tried = {id: lines for id, lines in seen.items() if any(lines)}
+        assert len(seen) == 4 and tried.keys() <= {"a1", "a2"}  # nearest to the one source, and never itself
+        assert all(
+            set(lines) <= {None, "Hint: Use a.", "Hint: Use end_a.", "Hint: Use a, end_a."}
+            for lines in tried.values()
+        )
+        assert len({tuple(lines) for lines in tried.values()}) <= 1
+    assert strategy.help(tasks[4].without_calls(), 0) is None  # the likeliest skill is none as yet
