@@ -127,6 +127,11 @@ RULES = (
         "themselves",
     ),
     Rule(
+        {f"learner.filter_{key}": () for key in ("side", "z", "keep", "decay", "warmup")},
+        lambda r: not r.config.learner.group_filter,
+        "config.learner.group_filter is False",
+    ),
+    Rule(
         {"learner.lora_alpha": (), "learner.lora_targets": ()},
         lambda r: r.config.learner.lora_rank == 0,
         "config.learner.lora_rank is 0",

@@ -159,7 +159,12 @@ LEARNER = dict(
     skip_zero_variance_groups=True,
     # Rounds, at most, in which groups without spread are replaced by others.
     dynamic_sampling=Key(0, least=0),
-    group_filter=False,  # leave out groups of unusually small spread
+    group_filter=False,  # leave out groups of unusual spread (coevolve_jax/grpo/filter.py)
+    filter_side=Key("low", of=("low", "high")),  # leave out spreads below the usual, or above
+    filter_z=Key(1.28, least=0),  # standard deviations from the mean spread to the limit
+    filter_keep=Key(0.5, least=0, most=1),  # at least this share of the groups with spread stays
+    filter_decay=Key(0.1, above=0, most=1),  # weight of a new group in the running mean and variance
+    filter_warmup=Key(20, least=1),  # groups with spread before the first is left out
     pack_length=8192,  # tokens of a packed row
     # Shorter rows, e.g. (8192, 16384), for batches that compute fewer tokens in them.
     pack_length_buckets=wholes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -24,15 +25,16 @@ def filter_groups(
     state: FilterState,
     spreads: Mapping,
     *,
-    z: float = 1.28,
-    decay: float = 0.1,
-    warmup: int = 20,
-    keep: float = 0.5,
+    z: float,
+    decay: float,
+    warmup: int,
+    keep: float,
+    side: str = "low",
 ) -> tuple[list, FilterState]:
     """EvoTrainer's group filter (arXiv 2606.03108).
 
     It drops zero-variance groups, and groups whose spread is below mean - z * std of the groups seen before
-    this call.With z = 1.28 that is the lowest tenth of a normal distribution. At least the share `keep` of
+    this call. With z = 1.28 that is the lowest tenth of a normal distribution. At least the share `keep` of
     the groups with spread stays, those with the largest spreads.
 
     Zero-variance groups do not enter the statistics. No threshold applies until `warmup` other groups have
@@ -41,16 +43,17 @@ def filter_groups(
     Args:
       spreads: group -> standard deviation of its rewards.
       decay: weight of a new group in the averages.
+      side: "high" drops spreads above mean + z * std instead, and keeps the smallest.
 
     Returns:
       the active groups, in the order of `spreads`, and the state after this call.
     """
-    varied = drop_zero_variance(spreads)
-    threshold = state.mean - z * state.var**0.5 if state.seen >= warmup else 0.0
-    active = {group for group in varied if spreads[group] >= threshold}
+    varied, sign = drop_zero_variance(spreads), 1 if side == "low" else -1
+    threshold = sign * state.mean - z * state.var**0.5 if state.seen >= warmup else -math.inf
+    active = {group for group in varied if sign * spreads[group] >= threshold}
     least = int(-(-len(varied) * keep // 1))
     if len(active) < least:
-        active = set(sorted(varied, key=lambda group: -spreads[group])[:least])
+        active = set(sorted(varied, key=lambda group: -sign * spreads[group])[:least])
     for group in varied:
         state = _observe(state, spreads[group], decay)
     return [group for group in varied if group in active], state

@@ -283,7 +283,7 @@ def grpo_samples(
     """GRPO's samples: chooses groups by the spread of their rewards and computes advantages within each.
 
     Nothing else decides which groups are learned from. It reads config.learner: skip_zero_variance_groups,
-    dynamic_sampling, group_filter and advantage.
+    dynamic_sampling, group_filter with the keys filter_*, and advantage.
 
     Args:
       state: of the group filter.
@@ -298,7 +298,15 @@ def grpo_samples(
     if c.skip_zero_variance_groups or c.dynamic_sampling:
         active_groups = drop_zero_variance(active_groups)
     if c.group_filter:
-        active_groups, state = filter_groups(state, active_groups)
+        active_groups, state = filter_groups(
+            state,
+            active_groups,
+            z=c.filter_z,
+            decay=c.filter_decay,
+            warmup=c.filter_warmup,
+            keep=c.filter_keep,
+            side=c.filter_side,
+        )
     samples = []
     for i in active_groups:
         advantages = group_advantages(shaped[i], estimator=c.advantage)

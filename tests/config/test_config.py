@@ -175,6 +175,8 @@ IDLE = (
     ("learner.decay_embeddings", True, {"learner.weight_decay": 0.1, "learner.lora_rank": 2}, []),
     ("learner.skip_zero_variance_groups", False, {"learner.dynamic_sampling": 1}, [{}]),
     ("learner.skip_zero_variance_groups", False, {"learner.group_filter": True}, [{}]),
+    *((f"learner.filter_{key}", value, {}, [{"learner.group_filter": True}]) for key, value in (
+        ("side", "high"), ("z", 2.0), ("keep", 0.3), ("decay", 0.2), ("warmup", 5))),
     ("learner.lora_alpha", 8.0, {}, [{"learner.lora_rank": 2}]),
     ("learner.lora_targets", "layers/.*", {}, [{"learner.lora_rank": 2}]),
     ("learner.router_balance", 0.1, {"model": str(ROOT / "models" / "tiny_qwen3")}, [{"model": "nowhere"}]),

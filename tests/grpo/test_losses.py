@@ -1,6 +1,7 @@
 """Each loss, advantage and filter against numpy from the paper's formula, trajectory by trajectory."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -247,11 +248,14 @@ def test_a_spread_is_exactly_zero_without_difference_and_the_group_then_dropped(
     assert drop_zero_variance(spreads) == {"b": 0.5}
 
 
+filter_by = partial(filter_groups, z=1.28, decay=0.1, warmup=20, keep=0.5)
+
+
 def test_the_filter_drops_groups_far_below_the_running_spread():
     """EvoTrainer's numbers: decay 0.1, warm-up of 20 groups, 1.28 standard deviations."""
     rng = np.random.default_rng(0)
     first = dict(enumerate(rng.uniform(0.3, 0.5, 20)))
-    kept, state = filter_groups(FilterState(), {**first, "dead": 0.0})
+    kept, state = filter_by(FilterState(), {**first, "dead": 0.0})
     assert kept == list(first)  # the warm-up drops only groups without spread
     mean, var = first[0], 0.0
     for i in range(1, 20):
@@ -259,23 +263,33 @@ def test_the_filter_drops_groups_far_below_the_running_spread():
         mean, var = mean + 0.1 * delta, 0.9 * (var + 0.1 * delta**2)
     assert state == pytest.approx((mean, var, 20))
     limit = mean - 1.28 * var**0.5
-    kept, later = filter_groups(state, {"low": limit - 1e-6, "dead": 0.0, "just": limit + 1e-6, "high": 0.9})
+    kept, later = filter_by(state, {"low": limit - 1e-6, "dead": 0.0, "just": limit + 1e-6, "high": 0.9})
     assert kept == ["just", "high"]
     assert later.seen == 23
 
 
 def test_the_filter_keeps_at_least_half_of_the_groups_with_spread():
-    kept, _ = filter_groups(FilterState(0.5, 1e-4, 50), {"a": 0.1, "b": 0.3, "c": 0.2, "dead": 0.0})
+    kept, _ = filter_by(FilterState(0.5, 1e-4, 50), {"a": 0.1, "b": 0.3, "c": 0.2, "dead": 0.0})
     assert kept == ["b", "c"]
+
+
+def test_the_other_side_of_the_filter_drops_groups_far_above_and_keeps_the_narrowest():
+    state = FilterState(0.5, 0.01, 50)  # mean 0.5, standard deviation 0.1
+    spreads = {"a": 0.69, "dead": 0.0, "b": 0.71, "c": 0.1, "d": 0.9}
+    kept, later = filter_by(state, spreads, z=2.0, side="high")
+    assert kept == ["a", "c"] and later == filter_by(state, spreads)[1]
+    assert filter_by(state, spreads, z=2.0, side="high", keep=0.75)[0] == ["a", "b", "c"]
+    assert filter_by(state, spreads, z=0.0, side="high", keep=0.1)[0] == ["c"]
+    assert filter_by(state, spreads, side="high", warmup=51)[0] == ["a", "b", "c", "d"]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 0.5), max_size=40), st.integers(0, 40))
 def test_the_filter_in_two_calls_ends_in_the_state_of_one(values, cut):
     both = dict(enumerate(values))
-    _, whole = filter_groups(FilterState(), both)
-    _, half = filter_groups(FilterState(), {k: v for k, v in both.items() if k < cut})
-    _, rest = filter_groups(half, {k: v for k, v in both.items() if k >= cut})
+    _, whole = filter_by(FilterState(), both)
+    _, half = filter_by(FilterState(), {k: v for k, v in both.items() if k < cut})
+    _, rest = filter_by(half, {k: v for k, v in both.items() if k >= cut})
     assert rest == whole
 
 

@@ -60,6 +60,11 @@ def settings(**learner) -> ConfigDict:
                 **dict(
                     dynamic_sampling=0,
                     group_filter=False,
+                    filter_side="low",
+                    filter_z=1.28,
+                    filter_keep=0.5,
+                    filter_decay=0.1,
+                    filter_warmup=20,
                     skip_zero_variance_groups=False,
                     advantage="group_std",
                 ),

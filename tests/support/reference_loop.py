@@ -223,7 +223,7 @@ class Loop:
         if c.skip_zero_variance_groups or c.dynamic_sampling or c.group_filter:
             chosen = alive
         if c.group_filter:
-            kept, self.s.spreads = filter_groups([spread(group) for group in alive], *self.s.spreads)
+            kept, self.s.spreads = filter_groups(c, [spread(group) for group in alive], *self.s.spreads)
             chosen = [alive[i] for i in kept]
         learned = []
         for group in chosen:

@@ -156,18 +156,19 @@ def fits(limits, task, answers):
     return True
 
 
-def filter_groups(spreads, mean, variance, seen):
-    """Drops groups of unusually small spread, but at most half: (positions of the others, new statistics).
+def filter_groups(c, spreads, mean, variance, seen):
+    """Drops groups of unusual spread, but not too many: (positions of the others, new statistics).
 
-    mean, variance, seen: running statistics of the spreads of all earlier groups.
+    c: the section learner. mean, variance, seen: running statistics of the spreads of all earlier groups.
     """
-    bound = mean - 1.28 * math.sqrt(variance) if seen >= 20 else 0.0
-    widest_first = sorted(range(len(spreads)), key=lambda i: -spreads[i])
-    wide = [i for i in widest_first if spreads[i] >= bound]
-    kept = max(wide, widest_first[: math.ceil(len(spreads) / 2)], key=len)
+    far, by = c.filter_z * math.sqrt(variance), c.filter_decay
+    usual = lambda x: x >= mean - far if c.filter_side == "low" else x <= mean + far
+    best_first = sorted(range(len(spreads)), key=lambda i: spreads[i], reverse=c.filter_side == "low")
+    fine = [i for i in best_first if seen < c.filter_warmup or usual(spreads[i])]
+    kept = max(fine, best_first[: math.ceil(len(spreads) * c.filter_keep)], key=len)
     for x in spreads:
         if seen:
-            mean, variance = mean + 0.1 * (x - mean), 0.9 * (variance + 0.1 * (x - mean) ** 2)
+            mean, variance = mean + by * (x - mean), (1 - by) * (variance + by * (x - mean) ** 2)
         else:
             mean = x
         seen += 1
