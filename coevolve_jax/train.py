@@ -135,12 +135,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             )
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
-<<<<<<< HEAD
-            held_out = partial(evaluate_held_out, c, eval_agent, run.state.held_out, workdir=workdir)
-=======
             help = help_of(strategy)
-            held_out = partial(evaluate_held_out, c, agent, run.state.held_out, help=help)
->>>>>>> wt-w3
+            held_out = partial(
+                evaluate_held_out, c, eval_agent, run.state.held_out, workdir=workdir, help=help
+            )
             # Around blocks between two updates, where the state is consistent: if one fails, save first.
             saving = partial(save_on_error, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the initial state, for other runs to fork

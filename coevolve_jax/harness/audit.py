@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 LEVEL, POINTS = 0.05, 0.10  # a refusal needs both
 
@@ -27,7 +28,8 @@ class Audit:
         from scipy import stats
 
         (a, n), (b, m) = self.child, self.parent
-        return float(stats.fisher_exact([[a, n - a], [b, m - b]], alternative="greater").pvalue)
+        found: Any = stats.fisher_exact([[a, n - a], [b, m - b]], alternative="greater")
+        return float(found.pvalue)
 
     @property
     def ok(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the runs of a version say: its row, which proposers read, and its selection, which the verdict reads.
+"""Reads the runs of a version: its row, for proposers, and its selection, for the verdict.
 
 The row is of training alone: metrics.jsonl, whose rollouts are of train-split scenarios. The selection is the
 success on the held-out tasks of the development split (evaluations.jsonl). They share no task.

@@ -103,7 +103,7 @@ class Evolution:
         return list(skills.BUILT_IN)
 
     def seen(self, version: str) -> Seen:
-        """What a proposer is told of a version."""
+        """Returns what a proposer is told of a version."""
         if version == START:
             score = mean_success(self.selection(version))
             return Seen(version, None, "start", "", self._rounded(score), self.row(version))
@@ -125,7 +125,7 @@ class Evolution:
         return round(rate / step) * step if step else rate
 
     def history(self, before: str) -> History:
-        """What the proposer of version `before` knows."""
+        """Returns what the proposer of version `before` knows."""
         done = [v for v in self.campaign.versions() if v < before]
         return History(
             [self.seen(v) for v in done], {v: self.config(v) for v in done}, self.levers, self.skills(before)

@@ -11,7 +11,7 @@ Kind = Literal["start", "promoted", "rejected", "invalid", "refused", "failed"]
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What a hypothesis says will happen, so that it can fail.
+    """A change that a hypothesis says will happen, so that it can fail.
 
     Attributes:
       diagnostic: a value of the version's row (evidence.py).
@@ -73,7 +73,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a version.
+    """The decision about a version.
 
     Attributes:
       kind: "promoted"; "rejected"; "invalid", where an independent verifier refuses its successes; "refused",

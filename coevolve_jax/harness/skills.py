@@ -94,7 +94,7 @@ def holding(skills: Sequence[Skill], row: Row) -> list[Skill]:
     return sorted((s for s in skills if _holds(s.trigger, known)), key=lambda s: -s.trust)
 
 
-def _holds(trigger: str, row: Mapping[str, float]) -> bool:
+def _holds(trigger: str, row: dict[str, float]) -> bool:
     value = expressions.compile(trigger, "trend").value(row)
     return bool(value)
 

@@ -161,11 +161,8 @@ def evaluate_held_out(
     step: int,
     greedy: bool = False,
     last: bool = False,
-<<<<<<< HEAD
     workdir: Path | None = None,
-=======
     help: Help | None = None,
->>>>>>> wt-w3
 ) -> list[dict]:
     """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
 
@@ -192,11 +189,7 @@ def evaluate_held_out(
         if not chosen:
             continue
         how = dict(num_rollouts=num_rollouts, temperature=c.temperature, seed=c.seed)
-<<<<<<< HEAD
-        result, rolled[name] = evaluate(agent, chosen, **how, title=name)
-=======
-        result, groups = evaluate(agent, chosen, **how, title=name, hints=hints)
->>>>>>> wt-w3
+        result, rolled[name] = evaluate(agent, chosen, **how, title=name, hints=hints)
         row = {
             "step": step,
             "set": name,
@@ -212,7 +205,7 @@ def evaluate_held_out(
             )
             row |= {"greedy_success": decoded.success, "greedy_invalid": decoded.invalid}
         if hints:
-            row["hinted"] = sum(bool(t.hints) for t in trajectories_of(groups))
+            row["hinted"] = sum(bool(t.hints) for t in trajectories_of(rolled[name]))
         rows.append(row)
     if workdir and config.logging.evaluations:
         write_evaluation(workdir, step, rolled)

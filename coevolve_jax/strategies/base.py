@@ -46,12 +46,8 @@ from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSam
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # config keys that methods may read
 
-<<<<<<< HEAD
-=======
-Rewards = Callable[[Group], Sequence[float]]  # group -> rewards of its valid trajectories, in their order
 Help = Callable[[Task, int], Hint | None]  # (task, rollout_index) -> help for that rollout
 
->>>>>>> wt-w3
 
 class Roll(Protocol):
     """Rollouts of one step by the current policy."""
@@ -228,8 +224,6 @@ class Strategy(Protocol):
         ...
 
 
-<<<<<<< HEAD
-=======
 class Helper(Strategy, Protocol):
     """A strategy with a memory, which helps the policy when it is evaluated too. Its module NEEDS `help`."""
 
@@ -246,12 +240,6 @@ def help_of(strategy: Strategy) -> Help | None:
     return getattr(strategy, "help", None)
 
 
-def outcome_rewards(group: Group) -> Sequence[float]:
-    """The environment's own rewards."""
-    return group.rewards
-
-
->>>>>>> wt-w3
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
     """All trajectories, group by group."""
     return [t for group in groups for t in group.trajectories]

@@ -13,20 +13,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards
 from coevolve_jax.grpo.filter import FilterState
-<<<<<<< HEAD
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, grpo_samples
-=======
-from coevolve_jax.strategies.base import (
-    SIGNALS,
-    Help,
-    Lab,
-    Rewards,
-    Roll,
-    StepReport,
-    grpo_samples,
-    outcome_rewards,
-)
->>>>>>> wt-w3
+from coevolve_jax.strategies.base import SIGNALS, Help, Lab, Roll, StepReport, grpo_samples
 from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -41,13 +28,9 @@ Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # (config, ste
 class Static:
     """GRPO with a group filter (strategies/base.py documents the methods).
 
-<<<<<<< HEAD
     evolve: grows D_t; None: D_t stays D_0. rewards: what the rollouts of a group are worth, before the
-    terms of config.reward are added. weights and min_evolved_share: as in `collect_batch`.
-=======
-    evolve: grows D_t; None: D_t stays D_0. rewards: what the learner is given for a group. weights and
-    min_evolved_share: as in `collect_batch`. hints: what help each rollout is given.
->>>>>>> wt-w3
+    terms of config.reward are added. weights and min_evolved_share: as in `collect_batch`. hints: what help
+    each rollout is given.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def truth(config: ConfigDict) -> float:
     """The success that the config's policy has in expectation after training."""
     c = config
     found = 0.80
-    found -= 0.15 * min(1.5, abs(math.log10(c.learner.learning_rate / 1e-4)))
+    found -= 0.25 * min(1.5, abs(math.log10(c.learner.learning_rate / 1e-4)))
     found -= 0.12 * (c.learner.kl_coef > 0.3)
     found -= 0.10 * (c.rollout.max_length < 400)
     found -= 0.08 * (c.rollout.group_size < 4)

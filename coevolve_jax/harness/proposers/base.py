@@ -42,7 +42,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What a proposer knows.
+    """All that a proposer knows.
 
     configs: version -> config. levers: the open ones. skills: with their record so far.
     """
