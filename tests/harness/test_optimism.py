@@ -1,4 +1,4 @@
-"""The luck that a campaign selects, against order statistics and the figures that the rules were chosen by."""
+"""The luck that a campaign selects, against order statistics and the figures that chose the rules."""
 
 import numpy as np
 import pytest
