@@ -30,8 +30,8 @@ def optimism(
 
     Args:
       draw: scores of runs on the selection set, as rates.
-      rule: a version replaces its parent if it is "not worse", or better by "one se", sqrt(2 noise^2 / seeds);
-        "best" takes the best of start and versions at the end.
+      rule: a version replaces its parent if it is "not worse", or better by "one se", which is
+        sqrt(2 noise^2 / seeds). "best" takes the best of start and versions at the end.
       versions: trained besides the start. seeds: runs of each.
       noise: standard deviation of one run's score.
       truth: the mean of the scores.

@@ -1,0 +1,57 @@
+"""Makes the runs of a store: each a process of experiments/main.py, some side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from coevolve_jax import config as configs
+from coevolve_jax.comparison import cells
+from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
+from coevolve_jax.harness.store import Job, Launch, begun, difference, finished
+from coevolve_jax.records import workdir as workdirs
+
+
+def launcher(
+    compiled: Path, on_done: Callable[[str, Failure | None], object] = lambda name, why: None
+) -> Launch:
+    """Returns the launch of real runs.
+
+    compiled: folder of compiled programs, which all runs share. on_done: called with each run that ended.
+    """
+    defaults = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+    def launch(jobs: Sequence[Job], side_by_side: int) -> Mapping[Path, str]:
+        works = {str(job.workdir): _work(job) for job in jobs}
+        failures = run_side_by_side(
+            list(works.values()), side_by_side, defaults, lambda work, failure: on_done(work.name, failure)
+        )
+        return {Path(failure.name): f"{failure.why} (log: {failure.log})" for failure in failures}
+
+    return launch
+
+
+def _work(job: Job) -> Work:
+    log = job.workdir.with_name(job.workdir.name + ".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    there = begun if job.start is None else finished
+    flags = ["--until=0"] if job.start is None else []
+    return Work(
+        str(job.workdir),
+        cells.command(job.workdir, *flags),
+        log,
+        done=lambda status: status == 0 and there(job.workdir),
+        prepare=lambda: _prepare(job),
+    )
+
+
+def _prepare(job: Job) -> None:
+    """Claims a start's folder, or forks a run from its start, unless it exists."""
+    if job.start is None:
+        workdirs.claim(job.workdir, job.config)
+    elif not job.workdir.exists():
+        changes = difference(configs.of_run(job.start), job.config)
+        workdirs.fork(job.start, 0, job.workdir, changes)
