@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coevolve_jax.diagnosis.features import LABELS, UNITS, Row, fields
+from coevolve_jax.diagnosis.features import LABELS, UNITS, fields
 
 if TYPE_CHECKING:
     from cel_expr_python import cel
@@ -43,12 +43,12 @@ class Expression:
     def __init__(self, source: str, unit: str, program: cel.Expression):
         self.source, self.unit, self._program = source, unit, program
 
-    def value(self, row: Row) -> float | None:
+    def value(self, row: Mapping[str, Any]) -> float | None:
         """The value; True is 1. None if it is missing: an error, no finite number, or an unknown field."""
         found = self._program.eval(data=row).plain_value()
         return float(found) if isinstance(found, bool | float) and math.isfinite(found) else None
 
-    def values(self, rows: Iterable[Row]) -> np.ndarray:
+    def values(self, rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
         """The values of rows, float64 [n]; NaN where one is missing."""
         return np.array([self.value(row) for row in rows], np.float64)
 

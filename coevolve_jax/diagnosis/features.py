@@ -234,7 +234,7 @@ def with_outcome(groups: Iterable[Group], success: bool) -> list[Group]:
     return [Group(g.task, tuple(t for t in g.valid if t.outcome.success == success)) for g in groups]
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+def correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float | None:
     """Pearson's correlation; None where one of the two is constant."""
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
