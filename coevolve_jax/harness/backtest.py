@@ -242,16 +242,23 @@ class Credit(NamedTuple):
 
 def credit(config: ConfigDict, runs: Sequence[Run]) -> Credit:
     """The advantages that the config's strategy computes, each run by a strategy of its own."""
-    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"])
+    found = [step for run in runs for step in credit_by_step(config, run)]
+    return Credit(*(np.concatenate(part) for part in zip(*found))) if found else _credit([])
+
+
+def credit_by_step(config: ConfigDict, run: Run) -> list[Credit]:
+    """The advantages of each step of one run."""
+    strategy = names.module("strategies", config.strategy.name, "strategy.name", ["make"]).make(config)
     rewards, found = rewards_of(config), []
-    for run in runs:
-        strategy = module.make(config)
-        for groups in run:
-            learned = mean_advantages(strategy.compute_advantages(groups))
-            for group in groups:
-                paid = zip(group.valid, rewards(group), strict=True)
-                found += [(learned.get(id(t), 0.0), reward, id(t) in learned) for t, reward in paid]
-    advantage, reward, taught = np.array(found, float).reshape(-1, 3).T
+    for groups in run:
+        learned = mean_advantages(strategy.compute_advantages(groups))
+        paid = [pair for group in groups for pair in zip(group.valid, rewards(group), strict=True)]
+        found.append(_credit([(learned.get(id(t), 0.0), reward, id(t) in learned) for t, reward in paid]))
+    return found
+
+
+def _credit(rows: Sequence[tuple[float, float, bool]]) -> Credit:
+    advantage, reward, taught = np.array(rows, float).reshape(-1, 3).T
     return Credit(advantage, reward, taught > 0)
 
 

@@ -12,10 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.diagnosis import trends
+from coevolve_jax.diagnosis.features import correlation
+from coevolve_jax.harness import backtest
 from coevolve_jax.records.files import read_lines
+from coevolve_jax.records.rollouts import ROLLOUTS, read_rollouts, steps
+from coevolve_jax.types import Group
 
 
 class Selection(NamedTuple):
@@ -34,10 +39,29 @@ class Selection(NamedTuple):
         return solved / trials if trials else math.nan
 
 
+def groups(run: Path) -> list[list[Group]]:
+    """The whole groups of each step of a run, which config.logging.rollouts_every keeps."""
+    return [read_rollouts(run, step) for step in steps(run, ROLLOUTS)]
+
+
 def row(config: ConfigDict, runs: Sequence[Path]) -> dict[str, float | None]:
     """The row of a version: the mean over its runs of each value of their trends (diagnosis/trends.py)."""
-    found = [trends.trend(config, list(read_lines(run / "metrics.jsonl"))) for run in runs]
+    found = [trends.trend(config, _steps(config, run)) for run in runs]
     return {name: trends.mean(r[name] for r in found) for name in trends.MEANINGS}
+
+
+def _steps(config: ConfigDict, run: Path) -> list[dict]:
+    """The rows of metrics.jsonl, with what the learner was paid for where the groups are on disk.
+
+    shaped: mean reward with its terms. length_paid: correlation of tokens with advantage over the samples.
+    """
+    rows, there = list(read_lines(run / "metrics.jsonl")), groups(run)
+    paid = backtest.credit_by_step(config, there)
+    for found, step, (advantage, reward, taught) in zip(rows, there, paid):
+        tokens = np.array([len(t.ids) for g in step for t in g.valid], float)
+        found["shaped"] = float(reward.mean()) if len(reward) else None
+        found["length_paid"] = correlation(tokens[taught], advantage[taught])
+    return rows
 
 
 def selection(run: Path) -> Selection:

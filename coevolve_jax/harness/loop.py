@@ -14,7 +14,7 @@ Each leaves a file that is written once, so a kill loses at most the one under w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.config import keys
+from coevolve_jax.harness import backtest, diagnostics, evidence, levers, registry, skills, verdict
 from coevolve_jax.harness import campaign as folders
-from coevolve_jax.harness import evidence, levers, skills, verdict
 from coevolve_jax.harness.campaign import Campaign
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
+from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.store import Store
 from coevolve_jax.seeding import rng_for
 
@@ -36,6 +37,8 @@ GATES = {
     "design": ("evidence",),
     "verdict": ("verdict",),
 }  # --gate -> the parts before which a person decides
+MANY = 10  # versions with a forecast, until it can be found unreliable
+FORECAST_OF = {"live": ("live_groups",), "tokens": ("live_tokens",)}  # forecast -> the checks that rest on it
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
 
@@ -69,6 +72,7 @@ class Evolution:
         )
         self._proposes = self._proposer.make(config)
         self._failed: dict[str, str] = {}
+        self._read: dict[str, registry.Evidence] = {}
 
     # ---- what there is -----------------------------------------------------------------------------
 
@@ -101,6 +105,13 @@ class Evolution:
             if found := self.campaign.read(version, "learned"):
                 return [Skill.from_json(s) for s in found["skills"]]
         return list(skills.BUILT_IN)
+
+    def diagnostics(self, before: str) -> list[Diagnostic]:
+        """The diagnostics as the last version before this one left them."""
+        for version in reversed([v for v in self.campaign.versions() if v < before]):
+            if found := self.campaign.read(version, "learned"):
+                return [Diagnostic.from_json(d) for d in found["diagnostics"]]
+        return []
 
     def seen(self, version: str) -> Seen:
         """Returns what a proposer is told of a version."""
@@ -226,7 +237,32 @@ class Evolution:
     def _backtest(self, version: str) -> dict[str, Any]:
         if version == START or not getattr(self._proposer, "BACKTEST", True):
             return {"refused": None}
-        return {"refused": None}
+        proposal = self.proposal(version)
+        runs = [evidence.groups(run) for run in self.runs(proposal.parent).values()]
+        aim = proposal.expects.diagnostic if proposal.expects else ""
+        return backtest.backtest(
+            self.config(proposal.parent),
+            self.config(version),
+            runs,
+            version=proposal.parent,
+            aims_at_live=aim.startswith(("dead", "active", "kept", "mixed")),
+            kl_end=self.row(proposal.parent).get("kl_last"),
+            unreliable=self._unreliable(version),
+        ).to_json()
+
+    def _unreliable(self, before: str) -> set[str]:
+        """The checks whose forecasts missed in most of at least MANY versions: they refuse no more."""
+        told: dict[str, list[bool]] = {}
+        for version in (v for v in self.campaign.versions() if START < v < before and self.row(v)):
+            forecast = (self.campaign.read(version, "backtest") or {}).get("forecast", {})
+            came = self.campaign.read(version, "evidence").get("came", {})
+            off = backtest.missed(forecast, came)
+            for name in forecast.keys() & came.keys():
+                told.setdefault(name, []).append(name in off)
+        bad = {
+            name for name, missed in told.items() if len(missed) >= MANY and 2 * sum(missed) >= len(missed)
+        }
+        return {check for name, checks in FORECAST_OF.items() if name in bad for check in checks}
 
     def _evidence(self, version: str) -> dict[str, Any]:
         if self._refusal(version):
@@ -241,7 +277,15 @@ class Evolution:
                 for seed, run in runs.items()
             },
             "runs": {str(seed): f"{run.parent.name}/{run.name}" for seed, run in runs.items()},
+            "came": self._came(version, list(runs.values())),
         }
+
+    def _came(self, version: str, runs: Sequence[Path]) -> dict[str, float]:
+        """What became of the forecasts of the backtest; {} where there were none."""
+        if version == START or "forecast" not in self.campaign.read(version, "backtest"):
+            return {}
+        parent, child = self.config(self.proposal(version).parent), self.config(version)
+        return backtest.forecast(parent, child, [evidence.groups(run)[: backtest.FIRST] for run in runs])
 
     def _verdict(self, version: str) -> dict[str, Any]:
         return self.judge(version).to_json()
@@ -264,9 +308,35 @@ class Evolution:
             expects=proposal.expects,
             before=self.row(proposal.parent),
             after=found["row"],
+            alerts=self._alerts(proposal.parent, version),
         )
         person = self._decision(version, "verdict")
         return judged if person is None else verdict.with_person(judged, person["approved"], person["why"])
+
+    def _alerts(self, parent: str, child: str) -> list[str]:
+        known = self.diagnostics(before=child)
+        if not any(d.status == "gating" for d in known):
+            return []
+        return diagnostics.newly_at_alert(known, self._rollouts(parent), self._rollouts(child))
+
+    def _rollouts(self, version: str) -> registry.Evidence:
+        """The training rollouts of a version, kept in memory: they do not change."""
+        if version not in self._read:
+            runs = self.runs(version).items()
+            self._read[version] = registry.evidence(
+                [registry.Recorded(version, f"{version} seed {s}", evidence.groups(run)) for s, run in runs]
+            )
+        return self._read[version]
+
+    def _registered(self, version: str) -> list[Diagnostic]:
+        """The diagnostics after a version, which are tested on it; new ones only where they may evolve."""
+        known = self.diagnostics(before=version)
+        if self.settings.diagnostics == "fixed" or not self.row(version):
+            return known
+        trained = [v for v in self.campaign.versions() if v <= version and self.row(v)]
+        good = [v for v in trained if (x := self.verdict(v)) and x.kind in ("start", "promoted")]
+        rng = rng_for(self.settings.seed, "register", int(version[1:]))
+        return diagnostics.evolved(known, version, {v: self._rollouts(v) for v in trained}, good, rng)
 
     def _learned(self, version: str) -> dict[str, Any]:
         told = self.skills(before=version)
@@ -274,7 +344,10 @@ class Evolution:
             proposal, judged = self.proposal(version), self.verdict(version)
             assert judged is not None
             told = skills.learned(told, version, proposal, judged, self.row(proposal.parent))
-        return {"skills": [s.to_json() for s in told]}
+        return {
+            "skills": [s.to_json() for s in told],
+            "diagnostics": [d.to_json() for d in self._registered(version)],
+        }
 
     # ---- what is done besides writing ------------------------------------------------------------------
 

@@ -46,7 +46,8 @@ class Recorded(NamedTuple):
 class Evidence:
     """Valid rollouts of runs, [n] each.
 
-    solved: success. task: ids. group: a number for each task and policy. version, run: names.
+    solved: success. task: ids. group: a number for each task and policy. version, run: names. step: the GRPO
+    step.
     """
 
     rows: tuple[Row, ...]
@@ -55,10 +56,11 @@ class Evidence:
     group: np.ndarray
     version: np.ndarray
     run: np.ndarray
+    step: np.ndarray
 
     def where(self, mask: np.ndarray) -> Evidence:
         """The rollouts of a bool mask [n]."""
-        arrays = (self.solved, self.task, self.group, self.version, self.run)
+        arrays = (self.solved, self.task, self.group, self.version, self.run, self.step)
         return Evidence(tuple(itertools.compress(self.rows, mask)), *(a[mask] for a in arrays))
 
     @property
@@ -76,12 +78,12 @@ def evidence(runs: Sequence[Recorded]) -> Evidence:
     """The rollouts of runs as evidence."""
     groups = [(r, step, g) for r in runs for step, each in enumerate(r.steps) for g in each]
     found = [
-        (trajectory_row(t, g.task, step), t.outcome.success, g.task.id, number, r.version, r.run)
+        (trajectory_row(t, g.task, step), t.outcome.success, g.task.id, number, r.version, r.run, step)
         for number, (r, step, g) in enumerate(groups)
         for t in g.valid
     ]
-    columns: list[Any] = list(zip(*found)) if found else [()] * 6
-    kinds = (bool, str, int, str, str)
+    columns: list[Any] = list(zip(*found)) if found else [()] * 7
+    kinds = (bool, str, int, str, str, int)
     return Evidence(columns[0], *(np.array(c, kind) for c, kind in zip(columns[1:], kinds, strict=True)))
 
 

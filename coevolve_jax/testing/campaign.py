@@ -19,9 +19,12 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.harness.store import Job
 from coevolve_jax.records.files import write_lines, write_text
+from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.types import Call, Group, Outcome, Step, Task, Trajectory, Turn
 
 TASKS, ROLLOUTS, STEPS = 400, 2, 12
+GROUPS = 16  # of every third step, kept on disk
 NOISE = 0.017  # standard deviation of a run's success between seeds
 
 
@@ -65,6 +68,8 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
             continue
         rng = rng_for(job.config.seed, f"made up {configs.digest(job.config)}")
         write_lines(job.workdir / "metrics.jsonl", [_step(job.config, i, rng) for i in range(STEPS)])
+        for i in range(0, STEPS, 3):
+            write_rollouts(job.workdir, i, _groups(job.config, i, rng))
         success = float(np.clip(truth(job.config) + NOISE * rng.normal(), 0.01, 0.99))
         counts = {t["id"]: [int(rng.binomial(ROLLOUTS, success)), ROLLOUTS] for t in tasks}
         row = {
@@ -77,6 +82,31 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
         write_text(job.workdir / "ledger.json", json.dumps({"costs": {"rollouts/policy": 128 * STEPS}}))
         write_text(job.workdir / "summary.json", json.dumps({"steps": STEPS}))  # last: the run is finished
     return {}
+
+
+def _groups(config: ConfigDict, step: int, rng: np.random.Generator) -> list[Group]:
+    """Made-up rollouts of GROUPS tasks. A failed rollout makes errors, a solved one hardly any."""
+    k, start, end = config.rollout.group_size, *symptoms(config)["success"]
+    rate, found = start + (end - start) * step / (STEPS - 1), []
+    for number in range(GROUPS):
+        task = Task(f"task-{step * GROUPS + number}", "made_up", {}, (Turn("do it", (Call("tool_0", {}),)),))
+        easy = float(rng.beta(4 * rate, 4 * (1 - rate)))
+        found.append(
+            Group(task, tuple(_trajectory(task, i, bool(rng.random() < easy), step, rng) for i in range(k)))
+        )
+    return found
+
+
+def _trajectory(task: Task, i: int, success: bool, step: int, rng: np.random.Generator) -> Trajectory:
+    errors = rng.random(2) < (0.05 if success else 0.6)
+    steps = tuple(Step(0, "call", Call(f"tool_{n}", {}), "{}", bool(e)) for n, e in enumerate(errors))
+    tokens = int(rng.integers(10, 16))
+    return Trajectory(
+        task.id, i, np.arange(tokens, dtype=np.int32), np.arange(tokens) >= 5,
+        np.where(np.arange(tokens) >= 5, np.float32(-0.1), np.float32(0)),
+        np.where(np.arange(tokens) >= 5, step, -1).astype(np.int32), (0,), steps, "done",
+        Outcome(float(success), success),
+    )  # fmt: skip
 
 
 def _step(config: ConfigDict, step: int, rng: np.random.Generator) -> dict:
