@@ -37,10 +37,11 @@ MAY_IMPORT = {
     "envs.*": ("types", "envs.base", "envs.calls", "envs.turns"),
     "rollout": ("types", "models", "envs.base", "event_loop"),
     "rollout.native": ("rollout", "models", "distributed.sharding"),
-    "explorers.base": ("types",),
+    "llm": ("types", "event_loop"),
+    "explorers.base": ("types", "llm.calls"),
     "synthesis": ("types", "envs.base", "explorers.base"),
-    "explorers": ("types", "explorers.base", "event_loop"),
-    "explorers.policy": ("types", "explorers", "event_loop", "rollout.engine", "rollout.chat"),
+    "explorers": ("types", "explorers.base", "llm"),
+    "explorers.policy": ("types", "explorers", "llm", "event_loop", "rollout.engine", "rollout.chat"),
     "explorers.wording": ("types", "explorers", "explorers.policy", "rollout.engine", "rollout.chat"),
     "strategies": (
         "types",
@@ -53,7 +54,7 @@ MAY_IMPORT = {
         "grpo.filter",
     ),
     "preemption": (),
-    "records": ("types", "config", "names", "explorers.base"),
+    "records": ("types", "config", "names", "llm.calls"),
     "loop": ALL,
     "planning": ("types", "config", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": ("envs.base",),
@@ -68,7 +69,7 @@ MAY_IMPORT = {
 NOBODY_IMPORTS = ("train", "testing")
 # Known violations, as (file, module); delete an entry whose violation is gone.
 NOT_YET: set[tuple[str, str]] = set()
-WITHOUT_JAX = ("types", "envs", "synthesis", "explorers", "strategies", "records.rollouts")
+WITHOUT_JAX = ("types", "envs", "llm", "synthesis", "explorers", "strategies", "records.rollouts")
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
 OF_NAMEDTUPLES = ("_replace", "_asdict", "_fields", "_make")
 
