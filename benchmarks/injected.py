@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coevolve_jax.envs import bfcl
-from coevolve_jax.explorers.llm.prompting import seed_of
+from coevolve_jax.llm.prompting import seed_of
 from coevolve_jax.synthesis.explore import offered_names
 
 

@@ -79,6 +79,7 @@ MODULES = {
         "explorers/*.py explorers/*/*.py",
         *("evidence", "scripted", "explorers", "wording", "policy_explorer", "llm_explorer", "demonstrator"),
     ),
+    "llm": module("llm/*.py", "client", "llm_explorer"),
     "comparison": module("comparison/*.py", "comparison", "comparison_tables", "comparable", "stats"),
     "analysis": module(
         "analysis/*.py",

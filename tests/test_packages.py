@@ -38,10 +38,11 @@ MAY_IMPORT = {
     "envs.*": ("types", "envs.base", "envs.calls", "envs.turns"),
     "rollout": ("types", "models", "envs.base", "event_loop"),
     "rollout.native": ("rollout", "models", "distributed.sharding"),
-    "explorers.base": ("types",),
+    "llm": ("types", "event_loop"),
+    "explorers.base": ("types", "llm.calls"),
     "synthesis": ("types", "envs.base", "explorers.base"),
-    "explorers": ("types", "explorers.base", "event_loop"),
-    "explorers.policy": ("types", "explorers", "event_loop", "rollout.engine", "rollout.chat"),
+    "explorers": ("types", "explorers.base", "llm"),
+    "explorers.policy": ("types", "explorers", "llm", "event_loop", "rollout.engine", "rollout.chat"),
     "explorers.wording": ("types", "explorers", "explorers.policy", "rollout.engine", "rollout.chat"),
     "strategies": (
         "types",
@@ -55,7 +56,7 @@ MAY_IMPORT = {
         "diagnosis.rewards",
     ),
     "preemption": (),
-    "records": ("types", "config", "names", "explorers.base", "diagnosis"),
+    "records": ("types", "config", "names", "llm.calls", "diagnosis"),
     "loop": ALL,
     "harness": (
         "types",
@@ -84,7 +85,7 @@ MAY_IMPORT = {
 NOBODY_IMPORTS = ("train", "testing")
 # Known violations, as (file, module); delete an entry whose violation is gone.
 NOT_YET: set[tuple[str, str]] = set()
-WITHOUT_JAX = ("types", "envs", "synthesis", "explorers", "strategies", "diagnosis", "records.rollouts")
+WITHOUT_JAX = ("types", "envs", "llm", "synthesis", "explorers", "strategies", "diagnosis", "records.rollouts")
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
 OF_NAMEDTUPLES = ("_replace", "_asdict", "_fields", "_make")
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.types import Call, Context, Evidence, Observation, Task, Triplet, Turn
 
 
@@ -193,30 +194,6 @@ class Validator(Protocol):
         that failed, which measures its agreement with the environment.
         """
         ...
-
-
-@dataclasses.dataclass
-class LLMCall:
-    """A question that a role put to a model, and what came back.
-
-    about: the purpose of the question. "context" is the id of its context. Exploration adds "round" and
-      "step", the steps taken so far in the round. Judging adds the "triplets" of the proposal. Solving adds
-      "triplets", "turn" and "step". Wording adds "triplets" and "turn".
-    answers: as the model wrote them. There is a second one if the first was unusable.
-    complaint: what the model was told before its second answer.
-    fault: the name of the reason why no answer was usable; "" where one was.
-    tokens_in, tokens_out: tokens of all questions and of all answers.
-    """
-
-    role: str
-    about: Mapping[str, Any]
-    system: str
-    user: str
-    answers: list[str] = dataclasses.field(default_factory=list)
-    complaint: str = ""
-    fault: str = ""
-    tokens_in: int = 0
-    tokens_out: int = 0
 
 
 class Roles(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.base import Abstractor, Exploration, Limits, Proposal, Roles, Shorten
-from coevolve_jax.explorers.llm.prompting import question
+from coevolve_jax.explorers.llm.lines import question
 from coevolve_jax.explorers.paraphrase import fault
 from coevolve_jax.explorers.policy.client import Client
 from coevolve_jax.rollout.chat import Chat

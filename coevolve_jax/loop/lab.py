@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names

@@ -44,7 +44,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.analysis import report, stats
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.config import idle
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.loop.collect import ROLLOUTS, Collected, describe
 from coevolve_jax.loop.lab import explorer_costs
 from coevolve_jax.loop.timing import serving, slow_note, throughput, timed

@@ -1,6 +1,6 @@
 """The LLM calls of an explorer as rows of llm_calls.jsonl. Each prompt line is stored once.
 
-A row holds the fields of explorers.base.LLMCall, with "system" and "user" as lists of line numbers. Its
+A row holds the fields of llm.calls.LLMCall, with "system" and "user" as lists of line numbers. Its
 "lines" are the texts of the lines that no earlier row has. Lines are numbered from 0 over all rows.
 
 Prompts repeat the tools and the steps so far again and again; storing each line once keeps the file small.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 
 PROMPTS = ("system", "user")
 

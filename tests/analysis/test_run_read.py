@@ -11,7 +11,7 @@ from coevolve_jax.analysis.costs import by_role, cost_view
 from coevolve_jax.analysis.loading import asked_for, fate, load_run
 from coevolve_jax.analysis.origins import by_exploration, by_task, origins, packed, refused
 from coevolve_jax.analysis.task_map import coordinates
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 

@@ -2,22 +2,17 @@
 
 import csv
 import json
-import os
 import random
 import re
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from coevolve_jax import preemption
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import cells, notes, plan, results
 from coevolve_jax.comparison.arms import ARMS, arm
@@ -653,62 +648,6 @@ SMALL = [  # the shapes of tests/loop/test_train.py, whose compiled programs ser
 def command(workdir, *flags, small=SMALL):
     flags = [f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", f"--workdir={workdir}", *flags]
     return [ROOT / "experiments" / "compare.py", *flags, *(f"--set={text}" for text in small)]
-
-
-def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
-    code = (
-        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); asked = folder / 'asked'; first = not "
-        "asked.exists();"
-        f"asked.touch(); first and sys.exit({preemption.STATUS}); (folder / 'summary.json').touch()"
-    )
-    monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
-    (tmp_path / "cell").mkdir()
-    assert cells._run(tmp_path / "cell", tmp_path, set()) is None
-
-
-@pytest.mark.parametrize(
-    "says, told", [("print('first'); print('boom'); ", "boom"), ("", "its log is empty")]
-)
-def test_a_run_that_fails_is_named_with_the_last_line_of_its_log(tmp_path, monkeypatch, says, told):
-    monkeypatch.setattr(cells, "command", lambda *_: [sys.executable, "-c", f"{says}raise SystemExit(3)"])
-    workdir = tmp_path / "cells" / "random" / "seed_0"
-    workdir.mkdir(parents=True)
-    failure = cells._run(workdir, tmp_path, set())
-    assert (failure.name, failure.why) == ("cells/random/seed_0", f"exit status 3: {told}")
-    assert failure.log.read_text().splitlines() == (["first", "boom"] if says else [])
-
-
-def test_a_comparison_that_is_asked_to_end_asks_its_runs(tmp_path, monkeypatch):
-    code = f"""
-import pathlib, signal, sys, time
-def end(*_):
-    time.sleep(0.5); (folder / "saved").touch(); sys.exit({preemption.STATUS})
-folder = pathlib.Path(sys.argv[1])
-signal.signal(signal.SIGUSR1, end)
-(folder / "running").touch()
-time.sleep(60)
-"""
-    monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
-    monkeypatch.setattr(cells, "begun", lambda start: True)
-    chosen = [Cell(arm, seed) for seed in (0, 1) for arm in ("static", "random")]
-    folders = [c.workdir(tmp_path) for c in chosen]
-    for folder in folders:
-        folder.mkdir(parents=True)
-
-    def ask():
-        while sum((f / "running").exists() for f in folders) < 2:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with preemption.handle_signals():
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        with pytest.raises(preemption.Preempted):
-            cells.run_all(tmp_path, TINY, chosen, 2)
-        asking.join()
-    started = [f for f in folders if (f / "running").exists()]
-    assert len(started) == 2  # no other one began
-    assert all((f / "saved").exists() for f in started)  # it waited for them
 
 
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):

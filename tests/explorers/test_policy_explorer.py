@@ -18,11 +18,11 @@ from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import policy as explorer
 from coevolve_jax.explorers.llm.abstractor import Tasks
-from coevolve_jax.explorers.llm.answers import Question, read
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.reflector import Reflection
 from coevolve_jax.explorers.llm.validator import Judgement
 from coevolve_jax.explorers.policy.client import FAULTS, Client
+from coevolve_jax.llm.answers import Question, read
 from coevolve_jax.records.workdir import fork
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine

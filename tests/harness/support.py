@@ -10,8 +10,9 @@ from coevolve_jax.testing.campaign import train_made_up
 from tests.support.paths import ROOT
 
 
-def config(fault: str = "slow", **settings):
+def config(fault: str = "slow", diagnostics: str = "fixed", **settings):
     """configs/bfcl_harness.py with a fault and values of its section harness."""
+    settings["diagnostics"] = diagnostics
     found = configs.load_file(ROOT / "configs" / "bfcl_harness.py", f"fault={fault}")
     return loop.settled(configs.override(found, {f"harness.{k}": v for k, v in settings.items()}))
 

@@ -213,6 +213,36 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
     assert not any(f"{s:.6f}" in text for s in scores)
 
 
+def test_a_diagnostic_that_tells_failures_is_registered_and_gates_after_two_more_versions(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=6, diagnostics="evolving")
+    found.run()
+    known = {d.id: d for d in found.diagnostics("v999")}
+    # Only errors are made up to depend on the outcome; the level falls with each test.
+    registered = {d.id for d in known.values() if d.status in ("registered", "gating")}
+    assert registered and all("errors" in known[id].formula for id in registered)
+    numbers = [d.test.number for d in known.values()]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    assert sum(d.test.level for d in known.values()) < 0.05
+    assert "gating" in {d.status for d in known.values()}
+    for d in (d for d in known.values() if d.status == "gating"):
+        assert d.test.auc > 0.6 and d.alert >= d.warn and d.direction == "up_is_bad"
+    fixed = evolution(tmp_path / "fixed", "slow", versions=2)
+    fixed.run()
+    assert fixed.diagnostics("v999") == []
+
+
+def test_what_a_backtest_refuses_is_not_trained_and_does_not_count(tmp_path):
+    found = evolution(tmp_path / "campaign", "leash", versions=2)
+    found.run()
+    refused = [v for v in found.campaign.versions()[1:] if found.verdict(v).kind == "refused"]
+    assert refused and len(found.campaign.versions()) == 3 + len(refused)
+    for version in refused:
+        assert not any(run.exists() for run in found.runs(version).values())
+        assert found.campaign.read(version, "backtest")["refused"] == found.verdict(version).decided.sentence
+    trained = [v for v in found.campaign.versions()[1:] if v not in refused]
+    assert all(found.campaign.read(v, "evidence")["came"].keys() == {"live", "tokens", "revived"} for v in trained)
+
+
 def test_the_test_split_is_refused_before_the_end(tmp_path):
     c = config()
     c.environment.eval_split = "test"

@@ -15,7 +15,7 @@ import pytest
 from coevolve_jax import build, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.loop import initial as begin
 from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.run import RunState

@@ -5,7 +5,7 @@ import json
 import hypothesis.strategies as st
 from hypothesis import given
 
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.records import logs
 from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 

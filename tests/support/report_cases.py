@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.types import SIGNAL_KINDS, Call, Lineage, Signal, Task, Turn
 

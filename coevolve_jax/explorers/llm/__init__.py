@@ -12,31 +12,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.base import Family, Roles
-from coevolve_jax.explorers.llm import answers
 from coevolve_jax.explorers.llm.abstractor import Abstractor
-from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Explorer
 from coevolve_jax.explorers.llm.reflector import Reflector
 from coevolve_jax.explorers.llm.validator import Validator
+from coevolve_jax.llm import answers, settings
+from coevolve_jax.llm.client import Client
 
 DEFAULTS = {
-    "base_url": "http://127.0.0.1:30000/v1",  # of the server: SGLang's own, or a hosted one's
-    "model": "default",  # the server's name of it; "default": the one that it serves
-    "key_variable": "OPENAI_API_KEY",  # environment variable with the key; unset: the server needs none
-    "temperature": 0.7,
-    "max_tokens": 1024,  # of an answer
-    "json_schema": True,  # the server constrains answers to a schema; False: we only check them
-    "timeout": 60.0,  # seconds for one whole answer
-    "attempts": 4,  # at one answer, if the server cannot be reached, is slow, busy or broken
-    "patience": 30.0,  # seconds between two attempts at most, whatever the server asks for
-    "concurrency": 16,  # questions at once
-    "max_bytes": 1_000_000,  # of an answer
-    "price_in": 0.0,  # money per million tokens of questions
-    "price_out": 0.0,  # money per million tokens of answers
-    "budget_tokens": 0,  # of a run, in and out; beyond it synthesis ends and training goes on; 0: no bound
-    "budget_money": 0.0,  # likewise
-    "cache": "runs/answers.sqlite",  # keeps every answer, for all runs that ask the same; "": no cache
-    "offline": False,  # True: take answers from the cache alone
+    **settings.DEFAULTS,  # of the client; beyond a budget synthesis ends and training goes on
     "solve": 0,  # attempts to solve a task from its words, or drop it (synthesis/solve.py); 0: no attempt
     "calibration": 4,  # failed proposals per batch that the judge sees too, at most, to measure agreement
     # The player of each role, "llm" or "scripted". "initial" makes D_0 and the held-out tasks.

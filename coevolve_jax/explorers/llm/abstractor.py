@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
-from coevolve_jax.explorers.llm.answers import Client
-from coevolve_jax.explorers.llm.prompting import history, lead, question, tool_lines
+from coevolve_jax.explorers.llm.lines import history, lead, question, tool_lines
+from coevolve_jax.llm.answers import Client
 from coevolve_jax.types import Turn
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Episode
-from coevolve_jax.explorers.llm.answers import Client
-from coevolve_jax.explorers.llm.prompting import call_lines, history, lead, question, tool_lines
+from coevolve_jax.explorers.llm.lines import call_lines, history, lead, question, tool_lines
+from coevolve_jax.llm.answers import Client
 from coevolve_jax.types import Call
 
 MAX_ARGUMENTS = 4000  # characters of JSON

@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, signature, split
-from coevolve_jax.explorers.llm.answers import Client
-from coevolve_jax.explorers.llm.prompting import line, question, requests, seed_of, step_line
+from coevolve_jax.explorers.llm.lines import question, requests
+from coevolve_jax.llm.answers import Client
+from coevolve_jax.llm.prompting import line, seed_of, step_line
 from coevolve_jax.types import Call, Context, Evidence, Task, Trajectory
 
 Line = Annotated[str, Field(max_length=300)]

@@ -9,8 +9,9 @@ from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Answers, Proposal
 from coevolve_jax.explorers.evidence import signature
-from coevolve_jax.explorers.llm.answers import Client
-from coevolve_jax.explorers.llm.prompting import line, question, seed_of, step_line
+from coevolve_jax.explorers.llm.lines import question
+from coevolve_jax.llm.answers import Client
+from coevolve_jax.llm.prompting import line, seed_of, step_line
 
 Reason = Literal[
     "ok",

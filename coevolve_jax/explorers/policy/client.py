@@ -16,8 +16,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.explorers.base import LLMCall
-from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
+from coevolve_jax.llm.answers import Fault, Form, Question, book, read
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
 
@@ -34,7 +34,7 @@ FAULTS = {
 
 
 class Client:
-    """explorers.llm.answers.Client over an engine.
+    """llm.answers.Client over an engine.
 
     config: the section explorer of the run's config, with temperature, max_tokens and max_length, and for
     `ask` json_schema (explorers.policy.DEFAULTS). Raises ValueError if json_schema is True and the engine

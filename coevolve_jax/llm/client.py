@@ -19,25 +19,25 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.explorers.base import LLMCall
-from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
-from coevolve_jax.explorers.llm.cache import Cache
-from coevolve_jax.explorers.llm.endpoint import AGAIN, Endpoint, message
-from coevolve_jax.explorers.llm.served import Served, address, choose, from_cache, going_on
+from coevolve_jax.llm.answers import Fault, Form, Question, book, read
+from coevolve_jax.llm.cache import Cache
+from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.endpoint import AGAIN, Endpoint, message
+from coevolve_jax.llm.served import Served, address, choose, from_cache, going_on
 
 T = TypeVar("T")
 
-FAULTS = {
+FAULTS = {  # kind -> its meaning, for the section of the config that the client reads
     "unreachable": "no connection, or it broke off",
-    "deadline": "no whole answer within explorer.timeout seconds",
+    "deadline": "no whole answer within {section}.timeout seconds",
     "rate_limited": "status 429",
     "server_error": "status 5xx",
     "unauthorized": "status 401 or 403: the key",
     "bad_request": "another status 4xx: the model's name, or a parameter that the server does not know",
-    "too_large": "more than explorer.max_bytes",
+    "too_large": "more than {section}.max_bytes",
     "no_protocol": "not an answer of the protocol, such as a page of HTML",
     "no_choices": "an answer without a message",
-    "truncated": "cut at explorer.max_tokens",
+    "truncated": "cut at {section}.max_tokens",
     "content_filter": "withheld by the server's filter",
     "refusal": "the model declined",
     "tool_call": "a tool call instead of text",
@@ -45,9 +45,9 @@ FAULTS = {
     "empty": "no text",
     "no_json": "text that holds no JSON object, also when asked again",
     "wrong_schema": "JSON of another form, also when asked again",
-    "budget": "not asked: explorer.budget_tokens or explorer.budget_money is spent",
-    "offline": "not asked: explorer.offline, and the answer is not in the cache",
-    "cache": "the file explorer.cache could not be read or written; the server was asked, "
+    "budget": "not asked: {section}.budget_tokens or {section}.budget_money is spent",
+    "offline": "not asked: {section}.offline, and the answer is not in the cache",
+    "cache": "the file {section}.cache could not be read or written; the server was asked, "
     "and its answer used",
 }
 ENDPOINT = (*AGAIN, "unauthorized", "bad_request", "no_protocol")  # no server there that serves us
@@ -56,9 +56,9 @@ QUOTED = 4000  # characters of a wrong answer that the model is shown again
 
 
 class Client:
-    """explorers.llm.answers.Client over a server.
+    """llm.answers.Client over a server.
 
-    config: the section explorer of the run's config, with the keys of explorers.llm.DEFAULTS.
+    config: a section of the config with the keys of settings.DEFAULTS. section: its name, for messages.
     recorded: the model that answered the run so far (a Served as JSON values); None: a new run.
     costs: those of answers.Client, and money/ROLE and money.
 
@@ -66,10 +66,12 @@ class Client:
     costs. Attempts without an answer cost nothing.
     """
 
-    def __init__(self, config: ConfigDict, recorded: Mapping[str, Any] | None = None):
-        self._config, self.costs = config, Counter()
+    def __init__(
+        self, config: ConfigDict, recorded: Mapping[str, Any] | None = None, section: str = "explorer"
+    ):
+        self._config, self._section, self.costs = config, section, Counter()
         self.llm_calls: list[LLMCall] = []
-        self._cache = Cache(config.cache) if config.cache else None
+        self._cache = Cache(config.cache, section) if config.cache else None
         self._said: set[str] = set()
         self._endpoint, self._address = Endpoint(config), address(config.base_url)
         self._served = Served(**recorded) if recorded else None
@@ -86,10 +88,10 @@ class Client:
         c = self._config
         if c.offline:
             rows = self._cache.servers() if self._cache else []
-            found = self._served or from_cache(c.base_url, c.model, rows, c.cache)
+            found = self._served or from_cache(c.base_url, c.model, rows, c.cache, self._section)
         else:
-            now = choose(c.base_url, c.model, event_loop.run(self._endpoint.models()))
-            found = going_on(now, self._served) if self._served else now
+            now = choose(c.base_url, c.model, event_loop.run(self._endpoint.models()), self._section)
+            found = going_on(now, self._served, self._section) if self._served else now
             self._on_disk(lambda cache: cache.remember(found.key, found.server, found.model))
         self._served, self._settled = found, True
         return found
@@ -109,7 +111,7 @@ class Client:
     def served(self) -> Served:
         """Like `found`, but raises ValueError where the server is away and no record names the model."""
         if (found := self._served or self.found()) is None:
-            raise ValueError(self._unreached(f"{self._away}: {FAULTS[self._away]}"))
+            raise ValueError(self._unreached(f"{self._away}: {self._meaning(self._away)}"))
         return found
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
@@ -125,7 +127,9 @@ class Client:
         )
         if any(spent):
             self.costs["llm_faults/budget"] += len(questions)
-            self._say("budget", "The explorer's budget is spent: training goes on without new tasks.")
+            self._say(
+                "budget", f"The budget of config.{self._section} is spent: no more questions are asked."
+            )
             return [None] * len(questions)
         # System prompts are long and mostly equal: interned, they take memory once.
         llm_calls = [LLMCall(role, q.about, sys.intern(q.system), q.user) for q in questions]
@@ -147,14 +151,17 @@ class Client:
         answered = any(k.startswith("llm_requests/") for k in costs)
         if answered or not faults or not set(faults) <= set(ENDPOINT):
             return ""
-        met = ", ".join(f"{n} times {kind} ({FAULTS[kind]})" for kind, n in faults.items())
+        met = ", ".join(f"{n} times {kind} ({self._meaning(kind)})" for kind, n in faults.items())
         return self._unreached(met)
+
+    def _meaning(self, kind: str) -> str:
+        return FAULTS[kind].format(section=self._section)
 
     def _unreached(self, met: str) -> str:
         return (
-            f"No question to config.explorer.base_url = {self._address!r} was answered ({met}): start the "
-            "server there, or mend its address, config.explorer.model, or the key in the environment "
-            f"variable {self._config.key_variable}."
+            f"No question to config.{self._section}.base_url = {self._address!r} was answered ({met}): start "
+            f"the server there, or mend its address, config.{self._section}.model, or the key in the "
+            f"environment variable {self._config.key_variable}."
         )
 
     def _book(self, llm_call: LLMCall) -> None:
@@ -182,8 +189,8 @@ class Client:
                 llm_call.fault = fault.kind
                 self._say(
                     fault.kind,
-                    f"The explorer's endpoint, config.explorer.base_url = {self._address!r}: {fault.kind} "
-                    f"({fault.detail or FAULTS[fault.kind]}).",
+                    f"The endpoint config.{self._section}.base_url = {self._address!r}: {fault.kind} "
+                    f"({fault.detail or self._meaning(fault.kind)}).",
                 )
                 return None
 
@@ -264,7 +271,8 @@ class Client:
             self.costs["llm_faults/cache"] += 1
             self._say(
                 "cache",
-                f"config.explorer.cache = {self._config.cache!r} fails ({error}): answers are not kept.",
+                f"config.{self._section}.cache = {self._config.cache!r} fails ({error}): answers are not "
+                "kept.",
             )
             return None
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-ANY = "default"  # value of config.explorer.model: the one model that the server serves
+ANY = "default"  # value of `model`: the one model that the server serves
 
 
 class Served(NamedTuple):
@@ -53,24 +53,25 @@ def listed(body: str) -> dict[str, str] | None:
         return None
 
 
-def choose(url: str, wanted: str, models: Mapping[str, str] | None) -> Served:
+def choose(url: str, wanted: str, models: Mapping[str, str] | None, section: str) -> Served:
     """Chooses the model to ask. A name that the server does not list may still work, as an alias does.
 
-    url: config.explorer.base_url. wanted: config.explorer.model. models: by `listed`. Raises ValueError if
-    the name is "default" and the server does not list exactly one model. A listed model with the id "default"
-    is taken itself.
+    url, wanted: base_url and model of the section. models: by `listed`. section: of the config, for messages.
+    Raises ValueError if the name is "default" and the server does not list exactly one model. A listed model
+    with the id "default" is taken itself.
     """
     server = address(url)
     if wanted == ANY and ANY not in (models or {}):
         if not models:
             raise ValueError(
-                f"config.explorer.model is {ANY!r}, and the server at config.explorer.base_url = {server!r} "
-                "does not list what it serves (GET /models): name the model in config.explorer.model."
+                f"config.{section}.model is {ANY!r}, and the server at config.{section}.base_url = "
+                f"{server!r} does not list what it serves (GET /models): name the model in "
+                f"config.{section}.model."
             )
         if len(models) > 1:
             raise ValueError(
-                f"config.explorer.model is {ANY!r}, and the server at config.explorer.base_url = {server!r} "
-                f"serves {len(models)} models: set config.explorer.model to one of "
+                f"config.{section}.model is {ANY!r}, and the server at config.{section}.base_url = "
+                f"{server!r} serves {len(models)} models: set config.{section}.model to one of "
                 f"{', '.join(sorted(models))}."
             )
         (wanted,) = models
@@ -78,7 +79,7 @@ def choose(url: str, wanted: str, models: Mapping[str, str] | None) -> Served:
     return Served(wanted, digest(server, wanted, root), server, root, models is not None)
 
 
-def going_on(now: Served, recorded: Served) -> Served:
+def going_on(now: Served, recorded: Served, section: str) -> Served:
     """Returns the identity that a resumed run uses: the recorded one, whose key finds its cached answers.
 
     The same model may be served at another address, if the server there lists its models. Raises ValueError
@@ -89,13 +90,15 @@ def going_on(now: Served, recorded: Served) -> Served:
         return recorded
     then = " at ".join(filter(None, [_described(recorded), recorded.server]))
     raise ValueError(
-        f"The run began with the answers of {then}, and config.explorer.base_url = {now.server!r} now serves "
-        f"{_described(now)}: serve the first one again, or choose another --workdir."
+        f"The run began with the answers of {then}, and config.{section}.base_url = {now.server!r} now "
+        f"serves {_described(now)}: serve the first one again, or choose another --workdir."
     )
 
 
-def from_cache(url: str, wanted: str, rows: Sequence[tuple[str, str, str]], path: str) -> Served:
-    """Finds the model whose answers config.explorer.offline repeats.
+def from_cache(
+    url: str, wanted: str, rows: Sequence[tuple[str, str, str]], path: str, section: str
+) -> Served:
+    """Finds the model whose answers `offline` of the section repeats.
 
     rows: (key, digest of the address, model) of each that the cache knows. path: the cache's file. Rows of
     this address come first. If there is none, the only other row with that model is taken. Raises ValueError
@@ -106,7 +109,7 @@ def from_cache(url: str, wanted: str, rows: Sequence[tuple[str, str, str]], path
     if len(found) == 1:
         key, _, model = found[0]
         return Served(model, key)
-    where = f"config.explorer.offline is True, and config.explorer.cache = {path!r} holds answers"
+    where = f"config.{section}.offline is True, and config.{section}.cache = {path!r} holds answers"
     if not found:
         others = ", ".join(sorted({model for _, _, model in rows})) or "none that this version wrote"
         raise ValueError(
@@ -116,7 +119,7 @@ def from_cache(url: str, wanted: str, rows: Sequence[tuple[str, str, str]], path
     raise ValueError(
         f"{where} of {len(found)} models or servers "
         f"({', '.join(sorted(model for _, _, model in found))}): set "
-        "config.explorer.model and config.explorer.base_url to those of the run."
+        f"config.{section}.model and config.{section}.base_url to those of the run."
     )
 
 

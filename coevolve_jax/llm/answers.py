@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from coevolve_jax.explorers.base import LLMCall
+from coevolve_jax.llm.calls import LLMCall
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -17,7 +17,7 @@ class Question(NamedTuple):
     """A prompt for a model.
 
     seed: goes to the model, so that equal questions may get different answers and each is reproducible.
-    about: the purpose of the question, for the log alone (explorers.base.LLMCall).
+    about: the purpose of the question, for the log alone (llm.calls.LLMCall).
     """
 
     system: str

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coevolve_jax.explorers.llm.served import digest
+from coevolve_jax.llm.served import digest
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, request TEXT NOT NULL, reply TEXT NOT NULL)",
@@ -24,8 +24,11 @@ class Cache:
     models. It holds no API key and no address.
     """
 
-    def __init__(self, path: str):
-        """Opens or makes the file. Raises ValueError for one that is no such cache, or cannot be made."""
+    def __init__(self, path: str, section: str):
+        """Opens or makes the file. Raises ValueError for one that is no such cache, or cannot be made.
+
+        section: of the config, whose key `cache` names the file.
+        """
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             # Statements commit at once. The event loop's thread uses the file too, under the lock.
@@ -35,7 +38,7 @@ class Cache:
                 self._file.execute(table)
         except (sqlite3.Error, OSError) as error:
             raise ValueError(
-                f"config.explorer.cache is {path!r}, which cannot be used ({error}): name another file, or "
+                f"config.{section}.cache is {path!r}, which cannot be used ({error}): name another file, or "
                 "'' for none."
             ) from None
         self._lock = threading.Lock()

@@ -17,8 +17,8 @@ import httpx2
 import openai
 from ml_collections import ConfigDict
 
-from coevolve_jax.explorers.llm.answers import Fault, whole
-from coevolve_jax.explorers.llm.served import listed
+from coevolve_jax.llm.answers import Fault, whole
+from coevolve_jax.llm.served import listed
 
 AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
 SECRET = 16  # characters from which a key counts as a secret
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Endpoint:
-    """config: the section explorer of the run's config. Its methods run on the event loop."""
+    """config: a section with the keys of settings.DEFAULTS. Its methods run on the event loop."""
 
     def __init__(self, config: ConfigDict):
         self._config = config

@@ -1,0 +1,62 @@
+"""Prompts from files, and values that stay within their line of a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from coevolve_jax.llm.answers import Question, whole
+from coevolve_jax.types import Call
+
+# Characters that JSON may hold but a line or a request may not: line separators, lone surrogates.
+ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+ANSWER = 1200  # characters of an environment's answer that a prompt shows
+
+
+class Prompts:
+    """The prompts of a folder: files NAME.md with the system prompt, a line of ---, then the user prompt."""
+
+    def __init__(self, folder: Path):
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(folder),
+            undefined=jinja2.StrictUndefined,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    def question(self, name: str, seed: int, about: Mapping[str, Any], **values) -> Question:
+        """Renders NAME.md.
+
+        seed: below 2**31. about: see calls.LLMCall. values: of the template's variables.
+        """
+        system, _, user = self._environment.get_template(f"{name}.md").render(**values).partition("\n---\n")
+        return Question(whole(system.strip()), whole(user.strip()), seed, about)
+
+
+def seed_of(*parts: object) -> int:
+    """Derives a seed below 2**31 from names, for roles that have no generator of their own."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def step_line(index: int, call: Call, answer: str, error: bool) -> str:
+    """Puts one step into one line of JSON, so that the environment's text stays within quotes."""
+    row = {"step": index, "tool": call.name, "arguments": dict(call.arguments), "answer": answer[:ANSWER]}
+    return json_line({**row, "failed": True} if error else row)
+
+
+def json_line(row: dict) -> str:
+    """Writes JSON in one line and fit to be encoded. Unicode's own line separators are escaped too."""
+    text = json.dumps(row, ensure_ascii=False)
+    return ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def line(text: str) -> str:
+    """Puts a model's or a user's words into one line, so that they cannot pass for a part of the prompt."""
+    return " ".join(text.split())

@@ -1,0 +1,95 @@
+"""Processes side by side: their cores, failures, second attempts, order, and an end on request."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from coevolve_jax import preemption
+from coevolve_jax.comparison.side_by_side import Work, run_side_by_side
+
+
+def work(folder, name, code, then=(), **how):
+    """A work that runs Python code in which `here` is a folder of its own."""
+    (folder / name).mkdir(parents=True)
+    begin = "import pathlib, os, signal, sys, time; here = pathlib.Path(sys.argv[1])\n"
+    command = [sys.executable, "-c", begin + code, str(folder / name)]
+    return Work(name, command, folder / f"{name}.log", then=then, **how)
+
+
+@pytest.mark.parametrize("end", [f"sys.exit({preemption.STATUS})", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_was_killed_or_asked_to_end_goes_on_once(tmp_path, end):
+    twice = f"n = len(list(here.iterdir())); (here / str(n)).touch()\nif n < MOST: {end}"
+    assert run_side_by_side([work(tmp_path, "once", twice.replace("MOST", "1"))], 1) == []
+    (failure,) = run_side_by_side([work(tmp_path, "twice", twice.replace("MOST", "2"))], 1)
+    assert failure.name == "twice" and len(list((tmp_path / "twice").iterdir())) == 2
+
+
+@pytest.mark.parametrize("says, told", [("print('first'); print('boom')", "boom"), ("", "its log is empty")])
+def test_a_failure_is_named_with_the_last_line_of_its_log(tmp_path, says, told):
+    (failure,) = run_side_by_side([work(tmp_path, "one", f"{says}\nsys.exit(3)")], 2)
+    assert (failure.name, failure.why) == ("one", f"exit status 3: {told}")
+    assert failure.log.read_text().splitlines() == (["first", "boom"] if says else [])
+
+
+def test_what_follows_a_failure_is_told_and_not_run_and_the_rest_goes_on(tmp_path):
+    ran = "(here / 'ran').touch()"
+    refused = lambda: (_ for _ in ()).throw(ValueError("it does not fit"))
+    last = work(tmp_path, "last", ran)
+    works = [
+        work(tmp_path, "broken", "sys.exit('Error: no')", [work(tmp_path, "lost", ran, [last])]),
+        work(tmp_path, "whole", ran, [work(tmp_path, "next", ran)]),
+        work(tmp_path, "refused", ran, prepare=refused),
+        work(tmp_path, "undone", ran, done=lambda status: status == 0 and (tmp_path / "summary").exists()),
+    ]
+    told = []
+    failures = run_side_by_side(works, 2, on_done=lambda work, failure: told.append((work.name, failure)))
+    assert {f.name: f.why for f in failures} == {
+        "broken": "exit status 1: Error: no",
+        "refused": "it does not fit",
+        "undone": "exit status 0: its log is empty",
+    }
+    by_name = dict(told)
+    assert len(told) == len(by_name) == 7
+    assert by_name["broken"] == by_name["lost"] == by_name["last"] is not None
+    assert by_name["whole"] is by_name["next"] is None
+    assert {path.parent.name for path in tmp_path.glob("*/ran")} == {"whole", "next", "undone"}
+
+
+def test_each_process_has_its_share_of_the_cores_and_what_the_environment_says(tmp_path, monkeypatch):
+    told = "print(len(os.sched_getaffinity(0)), os.environ['OURS'], os.environ['THEIRS'])"
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setenv("THEIRS", "set")
+    for jobs in (1, cores, 2 * cores):
+        works = [work(tmp_path / str(jobs), f"w{i}", told) for i in range(2)]
+        assert run_side_by_side(works, jobs, {"OURS": "default", "THEIRS": "default"}) == []
+        share = cores // jobs or cores
+        assert {w.log.read_text() for w in works} == {f"{share} default set\n"}
+    assert len(os.sched_getaffinity(0)) == cores
+
+
+def test_asked_to_end_it_asks_its_processes_and_waits_for_them(tmp_path):
+    code = f"""
+def end(*_):
+    time.sleep(0.2); (here / "saved").touch(); sys.exit({preemption.STATUS})
+signal.signal(signal.SIGUSR1, end)
+(here / "running").touch()
+time.sleep(60)
+"""
+    works = [work(tmp_path, f"w{i}", code) for i in range(4)]
+
+    def ask():
+        while len(list(tmp_path.glob("*/running"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with preemption.handle_signals():
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        with pytest.raises(preemption.Preempted):
+            run_side_by_side(works, 2)
+        asking.join()
+    assert len(list(tmp_path.glob("*/running"))) == len(list(tmp_path.glob("*/saved"))) == 2
