@@ -71,7 +71,7 @@ MAY_IMPORT = {
         "analysis.stats",
         "comparison",
     ),
-    "harness.gradient": ("types", "harness", "grpo", "models.decoder"),
+    "harness.gradient": ("types", "names", "harness", "grpo", "models.decoder", "distributed.sharding"),
     "planning": ("types", "config", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": ("envs.base",),
     "analysis": ("types", "analysis.stats", "records", "envs.base", "envs.family"),
@@ -85,7 +85,16 @@ MAY_IMPORT = {
 NOBODY_IMPORTS = ("train", "testing")
 # Known violations, as (file, module); delete an entry whose violation is gone.
 NOT_YET: set[tuple[str, str]] = set()
-WITHOUT_JAX = ("types", "envs", "llm", "synthesis", "explorers", "strategies", "diagnosis", "records.rollouts")
+WITHOUT_JAX = (
+    "types",
+    "envs",
+    "llm",
+    "synthesis",
+    "explorers",
+    "strategies",
+    "diagnosis",
+    "records.rollouts",
+)
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
 OF_NAMEDTUPLES = ("_replace", "_asdict", "_fields", "_make")
 

@@ -84,8 +84,9 @@ FIELDS = (
     Field("p90", "map(string, double)", _MANY, "its 90th percentile"),
     Field("solved", "map(string, double)", _MANY, "its mean over the successes"),
     Field("failed", "map(string, double)", _MANY, "its mean over the failures"),
-    *(Field(name, "double", UNITS[4:], meaning) for name, meaning in trends.MEANINGS.items()),
 )
+# The values of a whole run from its first to its last quarter have a table of their own (trends.py).
+TREND = {name: Field(name, "double", UNITS[4:], meaning) for name, meaning in trends.MEANINGS.items()}
 LEARNED = {  # field -> name in metrics.jsonl
     "kl": "kl", "grad_norm": "grad_norm", "clip_fraction": "clip_fraction", "entropy": "entropy",
     "mismatch": "mismatch_mean",
@@ -94,7 +95,7 @@ LEARNED = {  # field -> name in metrics.jsonl
 
 def fields(unit: str) -> dict[str, Field]:
     """The fields of a unit's rows, by name."""
-    return {f.name: f for f in FIELDS if unit in f.units}
+    return TREND if unit == "trend" else {f.name: f for f in FIELDS if unit in f.units}
 
 
 def trajectory_row(trajectory: Trajectory, task: Task, step: int | None = None) -> Row:

@@ -281,7 +281,7 @@ class Evolution:
         }
 
     def _came(self, version: str, runs: Sequence[Path]) -> dict[str, float]:
-        """What became of the forecasts of the backtest; {} where there were none."""
+        """Returns what came in the place of the backtest's forecasts; {} where there were none."""
         if version == START or "forecast" not in self.campaign.read(version, "backtest"):
             return {}
         parent, child = self.config(self.proposal(version).parent), self.config(version)

@@ -24,7 +24,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Call, Group, Outcome, Step, Task, Trajectory, Turn
 
 TASKS, ROLLOUTS, STEPS = 400, 2, 12
-GROUPS = 16  # of every third step, kept on disk
+GROUPS = 12  # of every third step, kept on disk
 NOISE = 0.017  # standard deviation of a run's success between seeds
 
 

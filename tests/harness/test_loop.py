@@ -133,7 +133,8 @@ def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path)
     found = evolution(tmp_path / "campaign", "slow", versions=2)
     found.run()
     assert found.replay() == []
-    path = found.campaign.path("v002", "verdict")
+    (last,) = [v for v in found.campaign.versions()[-1:] if found.row(v)]
+    path = found.campaign.path(last, "verdict")
     changed = json.loads(path.read_text())
     assert changed["kind"] == "rejected"
     path.chmod(0o644)
@@ -143,7 +144,7 @@ def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path)
     lines, before = events.read_text().splitlines(), ""
     rows = [json.loads(line) for line in lines]
     for i, row in enumerate(rows):
-        if row.get("file") == "versions/v002/verdict.json":
+        if row.get("file") == f"versions/{last}/verdict.json":
             row["sha256"] = campaign.sha256(path)
         row["previous"] = before
         lines[i] = json.dumps(row)
@@ -151,7 +152,7 @@ def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path)
     events.write_text("\n".join(lines) + "\n")
     found.campaign.check()
     (sentence,) = [s for s in found.replay() if "verdict" in s]
-    assert "versions/v002/verdict.json" in sentence and "'promoted' there and 'rejected' here" in sentence
+    assert f"versions/{last}/verdict.json" in sentence and "'promoted' there and 'rejected' here" in sentence
 
 
 def test_a_person_decides_before_training_and_can_refuse(tmp_path):
@@ -162,13 +163,14 @@ def test_a_person_decides_before_training_and_can_refuse(tmp_path):
     with pytest.raises(ValueError, match="v000 waits for nobody"):
         found.decide("v000", True, "")
     found.decide("v001", False, "too bold")
-    with pytest.raises(loop.Waiting, match="v002 waits"):
+    with pytest.raises(loop.Waiting):
         found.run(gate="design")
     refused = found.verdict("v001")
     assert refused.kind == "refused" and refused.decided.sentence == "A person refused it: too bold"
-    found.decide("v002", True, "")
+    waits = found.campaign.versions()[-1]
+    found.decide(waits, True, "")
     found.run(gate="design")
-    assert found.verdict("v002").kind in ("promoted", "rejected") and found.replay() == []
+    assert found.verdict(waits).kind in ("promoted", "rejected") and found.replay() == []
 
 
 def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path):
@@ -207,14 +209,16 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
     text = repr([(v.proposal, v.kind, v.decided, v.score, v.row) for v in history.versions])
     assert "held_out-" not in text
     step = found.settings.noise * (2 / len(found.settings.seeds)) ** 0.5
-    for version in history.versions:  # no finer than one standard error
+    scored = [v for v in history.versions if v.score is not None]
+    assert len(scored) == 4
+    for version in scored:  # no finer than one standard error
         assert version.score / step == pytest.approx(round(version.score / step))
-    scores = {found.verdict(v).success for v in found.campaign.versions()}
+    scores = {found.verdict(v.id).success for v in scored}
     assert not any(f"{s:.6f}" in text for s in scores)
 
 
 def test_a_diagnostic_that_tells_failures_is_registered_and_gates_after_two_more_versions(tmp_path):
-    found = evolution(tmp_path / "campaign", "slow", versions=6, diagnostics="evolving")
+    found = evolution(tmp_path / "campaign", "slow", versions=5, diagnostics="evolving")
     found.run()
     known = {d.id: d for d in found.diagnostics("v999")}
     # Only errors are made up to depend on the outcome; the level falls with each test.
@@ -240,7 +244,9 @@ def test_what_a_backtest_refuses_is_not_trained_and_does_not_count(tmp_path):
         assert not any(run.exists() for run in found.runs(version).values())
         assert found.campaign.read(version, "backtest")["refused"] == found.verdict(version).decided.sentence
     trained = [v for v in found.campaign.versions()[1:] if v not in refused]
-    assert all(found.campaign.read(v, "evidence")["came"].keys() == {"live", "tokens", "revived"} for v in trained)
+    assert all(
+        found.campaign.read(v, "evidence")["came"].keys() == {"live", "tokens", "revived"} for v in trained
+    )
 
 
 def test_the_test_split_is_refused_before_the_end(tmp_path):

@@ -36,7 +36,9 @@ def made_up(tasks, rng, *, size=8, runs=("v0/0", "v0/1"), auc=0.5) -> Evidence:
     x = rng.normal(size=len(group)) + apart * ~solved
     run = np.repeat(np.array(runs)[np.arange(len(tasks)) % len(runs)], size)
     version = np.array([name.partition("/")[0] for name in run])
-    return Evidence(tuple({"x": v} for v in x.tolist()), solved, np.repeat(tasks, size), group, version, run)
+    return Evidence(
+        tuple({"x": v} for v in x.tolist()), solved, np.repeat(tasks, size), group, version, run, 0 * group
+    )
 
 
 def x(rows):
@@ -57,7 +59,7 @@ def join(*parts: Evidence) -> Evidence:
         sum((p.rows for p in parts), ()),
         *(np.concatenate([getattr(p, name) for p in parts]) for name in ("solved", "task")),
         np.concatenate([p.group + at for p, at in zip(parts, offset)]),
-        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("version", "run")),
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("version", "run", "step")),
     )  # fmt: skip
 
 
