@@ -8,6 +8,7 @@ save and it exits with status 75. docs/harness.md explains all of it.
 
     --gate=design     a person decides before each version is trained: --approve=v003, or --refuse=v003
     --gate=verdict    a person decides before each verdict counts
+    --final           trains start and selected harness on fresh seeds, and reads the test, once
     --replay          judges everything again from the files; exit status 1 where anything differs
 """
 
@@ -44,6 +45,11 @@ _APPROVE = flags.DEFINE_string("approve", None, "A version that waits for a pers
 _REFUSE = flags.DEFINE_string("refuse", None, "A version that waits for a person.")
 _WHY = flags.DEFINE_string("why", "", "The person's reason.")
 _REPLAY = flags.DEFINE_bool("replay", False, "Judge everything again from the files, and write nothing.")
+_FINAL = flags.DEFINE_bool(
+    "final", False, "At the end: train start and selected harness anew, read the test, once."
+)
+_FINAL_SEEDS = flags.DEFINE_string("final_seeds", "100:108", "Fresh seeds of --final.")
+_REOPEN = flags.DEFINE_bool("reopen", False, "Read the test once more; the page says so.")
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -68,7 +74,7 @@ def main(argv) -> None:
 def run() -> int:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import cells, plan
-    from coevolve_jax.harness import campaign, launch, loop
+    from coevolve_jax.harness import campaign, final, launch, loop
     from coevolve_jax.harness.store import Store
 
     config = _CONFIG.value
@@ -95,7 +101,9 @@ def run() -> int:
     )
     store_folder = Path(_STORE.value or folder / "store")
     with found.claimed():
-        store = Store(store_folder, loop.without_harness(config), launch.launcher(store_folder), _JOBS.value)
+        compiled = store_folder / "compiled"
+        made, asked = launch.launcher(compiled), launch.evaluator(compiled)
+        store = Store(store_folder, loop.without_harness(config), made, asked, _JOBS.value)
         evolution = loop.Evolution(found, config, store, say=lambda text: print(text, flush=True))
         if _REPLAY.value:
             differences = evolution.replay()
@@ -105,6 +113,11 @@ def run() -> int:
             evolution.decide(version, bool(_APPROVE.value), _WHY.value)
         evolution.run(_GATE.value)
         print(loop.summary(evolution))
+        if _FINAL.value:
+            fresh = plan.parse_seeds(_FINAL_SEEDS.value)
+            final.open_test(evolution, fresh, told, _REOPEN.value)
+            final.read(evolution, fresh)
+            print(final.table(final.result_of(folder)))
     return 0
 
 

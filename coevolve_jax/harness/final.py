@@ -18,13 +18,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence
 from coevolve_jax.harness.loop import START, Evolution
+from coevolve_jax.harness.store import Question
 from coevolve_jax.records.files import write_text
 
 TEST_SEED = 4321  # of the test tasks
@@ -37,6 +38,11 @@ class Protocol(NamedTuple):
     num_rollouts: int = 2
     flags: tuple[str, ...] = ()
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """All flags of experiments/evaluate.py."""
+        return (f"--temperature={self.temperature}", f"--num_rollouts={self.num_rollouts}", *self.flags)
+
 
 PROTOCOLS: dict[str, Protocol] = {
     "P1": Protocol(1.0),
@@ -44,8 +50,6 @@ PROTOCOLS: dict[str, Protocol] = {
     "P3": Protocol(0.7),
     "P5": Protocol(1.0, flags=("--max_observation=80",)),
 }
-
-Read = Callable[[Path, Path, Protocol, Path], object]  # (test tasks' workdir, run, protocol, file to write)
 
 
 class Reading(NamedTuple):
@@ -65,12 +69,12 @@ def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, A
 
     Raises ValueError for a second opening without `reopen`, and while the campaign goes on.
     """
+    if evolution.next() is not None:
+        raise ValueError("The campaign is not over, so its test stays sealed: run it to its end first.")
     before = sorted((evolution.campaign.folder / "final").glob("opened*.json"))
     own = {"versions": {"start": START, "selected": evolution.selected()}, "fresh_seeds": list(fresh)}
     if before and own.items() <= json.loads(before[-1].read_text()).items():
         return  # the same command goes on
-    if evolution.next() is not None:
-        raise ValueError("The campaign is not over, so its test stays sealed: run it to its end first.")
     if shared := sorted(set(fresh) & set(evolution.settings.seeds)):
         raise ValueError(f"--final_seeds names {shared[0]}, a seed of the campaign: name fresh ones.")
     if before and not reopen:
@@ -82,31 +86,31 @@ def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, A
     evolution.campaign.write_final(name, {**own, **opened})
 
 
-def read(evolution: Evolution, fresh: Sequence[int], evaluate: Read) -> list[Reading]:
+def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     """Trains both harnesses on the fresh seeds and reads all runs. Goes on where it was killed."""
     folder, store = evolution.campaign.folder / "final", evolution.store
-    harnesses = {"start": START, "selected": evolution.selected()}
-    store.begin(fresh)
     found: list[Reading] = []
+    asked: list[tuple[Reading, Question]] = []
+    if failed := store.begin(fresh):
+        seed, why = next(iter(failed.items()))
+        raise ValueError(f"The start of the fresh seed {seed} failed: {why}")
     tasks = store.test_tasks(TEST_SEED)
-    for harness, version in harnesses.items():
+    for harness, version in {"start": START, "selected": evolution.selected()}.items():
         config = evolution.config(version)
         if failed := store.train(config, fresh):
             seed, why = next(iter(failed.items()))
             raise ValueError(f"The {harness} harness failed on the fresh seed {seed}: {why}")
-        for kind, seeds in (("S", evolution.settings.seeds), ("F", fresh)):
-            for seed in seeds:
-                run = store.workdir(config, seed)
-                own = evidence.selection(run).success
-                found.append(Reading(harness, version, kind, seed, "D", "P1", own))
-                for name, protocol in PROTOCOLS.items():
-                    path = folder / "readings" / f"{harness}_{seed}_{name}.json"
-                    if not path.exists():
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        evaluate(tasks, run, protocol, path)
-                    counts = json.loads(path.read_text())["by_task"].values()
-                    rate = sum(c[0] for c in counts) / sum(c[1] for c in counts)
-                    found.append(Reading(harness, version, kind, seed, "T", name, rate))
+        for kind, seed in [("S", s) for s in evolution.settings.seeds] + [("F", s) for s in fresh]:
+            run = store.workdir(config, seed)
+            own = evidence.selection(run).success
+            found.append(Reading(harness, version, kind, seed, "D", "P1", own))
+            for name, protocol in PROTOCOLS.items():
+                output = folder / "readings" / f"{harness}_{seed}_{name}.json"
+                question = Question(tasks, run / "policy", protocol.given, output)
+                asked.append((Reading(harness, version, kind, seed, "T", name, 0.0), question))
+    for (reading, _), counts in zip(asked, store.answers([q for _, q in asked]), strict=True):
+        solved, trials = (sum(c[i] for c in counts.values()) for i in (0, 1))
+        found.append(reading._replace(success=solved / trials))
     with open(folder / "readings.csv.tmp", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Reading._fields)
@@ -143,3 +147,28 @@ def result(readings: Sequence[Reading]) -> dict[str, Any]:
         "optimism": value["SD"] - value["FT"],
         "transfer": {name: told(gains("F", "T", name)) for name in names},
     }
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """The result that `read` has written into a campaign's folder."""
+    return json.loads((folder / "final" / "final.json").read_text())
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Formats a result as text."""
+
+    def told(name: str, found: Mapping[str, Any]) -> str:
+        span = "" if found["low"] is None else f" ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})"
+        return f"{name:<44} {100 * found['value']:+.1f} points{span}"
+
+    gain, point = result["gain"], lambda name, value: f"{name:<44} {100 * value:+.1f} points"
+    return "\n".join(
+        [
+            told("gain, campaign's seeds, selection set", gain["SD"]),
+            told("gain, fresh seeds, selection set", gain["FD"]),
+            told("gain, fresh seeds, test tasks: the claim", gain["FT"]),
+            point("luck of the seeds", result["luck_of_seeds"]),
+            point("luck of the tasks", result["luck_of_tasks"]),
+            point("optimism", result["optimism"]),
+        ]
+    )

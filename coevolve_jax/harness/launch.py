@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from coevolve_jax import config as configs
 from coevolve_jax.comparison import cells
 from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
-from coevolve_jax.harness.store import Job, Launch, begun, difference, finished
+from coevolve_jax.harness.store import Evaluate, Job, Launch, Question, begun, difference, finished
 from coevolve_jax.records import workdir as workdirs
 
 
@@ -19,10 +20,7 @@ def launcher(
 
     compiled: folder of compiled programs, which all runs share. on_done: called with each run that ended.
     """
-    defaults = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    defaults = _environment(compiled)
 
     def launch(jobs: Sequence[Job], side_by_side: int) -> Mapping[Path, str]:
         works = {str(job.workdir): _work(job) for job in jobs}
@@ -32,6 +30,45 @@ def launcher(
         return {Path(failure.name): f"{failure.why} (log: {failure.log})" for failure in failures}
 
     return launch
+
+
+def evaluator(compiled: Path) -> Evaluate:
+    """Returns what evaluates policies: processes of experiments/evaluate.py."""
+
+    def evaluate(questions: Sequence[Question], side_by_side: int) -> Mapping[Path, str]:
+        works = [_evaluation(q) for q in questions]
+        failures = run_side_by_side(works, side_by_side, _environment(compiled))
+        return {Path(failure.name): f"{failure.why} (log: {failure.log})" for failure in failures}
+
+    return evaluate
+
+
+def _evaluation(q: Question) -> Work:
+    half = q.output.with_suffix(".half")  # a kill leaves no half of an answer
+    command = [
+        sys.executable, str(cells.MAIN.with_name("evaluate.py")), "--benchmark=held_out",
+        f"--workdir={q.workdir}", f"--model={q.model}", f"--output={half}", *q.flags,
+    ]  # fmt: skip
+
+    def done(status: int) -> bool:
+        if status == 0:
+            half.replace(q.output)
+        return status == 0
+
+    return Work(
+        str(q.output),
+        command,
+        q.output.with_suffix(".log"),
+        done,
+        prepare=lambda: half.unlink(missing_ok=True),
+    )
+
+
+def _environment(compiled: Path) -> dict[str, str]:
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 def _work(job: Job) -> Work:

@@ -29,7 +29,7 @@ from coevolve_jax.harness.campaign import Campaign
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
 from coevolve_jax.harness.registry import Diagnostic
-from coevolve_jax.harness.store import Store
+from coevolve_jax.harness.store import Question, Store
 from coevolve_jax.seeding import rng_for
 
 START = "v000"
@@ -37,6 +37,7 @@ GATES = {
     "design": ("evidence",),
     "verdict": ("verdict",),
 }  # --gate -> the parts before which a person decides
+CANARY = "The start's policy is scored differently under this version's config: a lever moved the judge."
 MANY = 10  # versions with a forecast, until it can be found unreliable
 FORECAST_OF = {"live": ("live_groups",), "tokens": ("live_tokens",)}  # forecast -> the checks that rest on it
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
@@ -271,6 +272,7 @@ class Evolution:
             return {"failed": self._failed[version]}
         runs = self.runs(version)
         return {
+            "canary": self._canary(version),
             "row": evidence.row(self.config(version), list(runs.values())),
             "costs": {
                 str(seed): json.loads((run / "ledger.json").read_text())["costs"]
@@ -279,6 +281,19 @@ class Evolution:
             "runs": {str(seed): f"{run.parent.name}/{run.name}" for seed, run in runs.items()},
             "came": self._came(version, list(runs.values())),
         }
+
+    def _canary(self, version: str) -> dict[str, list[int]]:
+        """Greedy successes and trials of v000's policy on the selection set, as this version's runs read it.
+
+        They must be the same for every version: if not, a lever has moved the judge.
+        """
+        seed = self.settings.seeds[0]
+        policy = self.runs(START)[seed] / "policy"
+        output = self.campaign.folder / "canary" / f"{version}.json"
+        (counts,) = self.store.answers(
+            [Question(self.runs(version)[seed], policy, ("--temperature=0",), output)]
+        )
+        return counts
 
     def _came(self, version: str, runs: Sequence[Path]) -> dict[str, float]:
         """Returns what came in the place of the backtest's forecasts; {} where there were none."""
@@ -299,6 +314,8 @@ class Evolution:
         found = self.campaign.read(version, "evidence")
         if "failed" in found:
             return Verdict("failed", (Rule("ran", False, found["failed"]),))
+        if found["canary"] != self.campaign.read(START, "evidence")["canary"]:
+            return Verdict("invalid", (Rule("canary", False, CANARY),))
         proposal = self.proposal(version)
         judged = verdict.judge(
             self.selection(proposal.parent),

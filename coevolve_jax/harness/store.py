@@ -9,6 +9,7 @@ again. It is charged to both.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,18 +35,36 @@ Launch = Callable[
 ]  # (jobs, side by side) -> workdir -> why it failed
 
 
+class Question(NamedTuple):
+    """An evaluation of a policy on the held-out tasks of a workdir, within the limits of its evaluations.
+
+    flags: further ones of experiments/evaluate.py. output: the JSON file that it writes.
+    """
+
+    workdir: Path
+    model: Path
+    flags: tuple[str, ...]
+    output: Path
+
+
+Evaluate = Callable[
+    [Sequence[Question], int], Mapping[Path, str]
+]  # (questions, side by side) -> output -> why
+
+
 class Store:
     """Runs of one campaign.
 
     Args:
       folder: may be shared by campaigns.
       config: of v000, with any seed.
-      launch: makes or resumes runs.
+      launch: makes or resumes runs. evaluate: answers questions about their policies.
       jobs: runs side by side, which share the cores.
     """
 
-    def __init__(self, folder: Path, config: ConfigDict, launch: Launch, jobs: int):
+    def __init__(self, folder: Path, config: ConfigDict, launch: Launch, evaluate: Evaluate, jobs: int):
         self._folder, self._launch, self._jobs = folder, launch, jobs
+        self._evaluate = evaluate
         self._start = configs.override(config, {"strategy.name": "static"})
         self._code = f"{campaign.code()[:8]}-{len(os.sched_getaffinity(0)) // jobs or 1}"
 
@@ -82,6 +101,18 @@ class Store:
         if not begun(workdir) and (failed := self._launch([Job(workdir, config)], 1)):
             raise ValueError(f"The test tasks cannot be made: {failed[workdir]}")
         return workdir
+
+    def answers(self, questions: Sequence[Question]) -> list[dict[str, list[int]]]:
+        """task id -> [successes, trials], for each question; what is on disk is not asked again.
+
+        Raises ValueError where an evaluation fails.
+        """
+        missing = [q for q in questions if not q.output.exists()]
+        for q in missing:
+            q.output.parent.mkdir(parents=True, exist_ok=True)
+        if missing and (failed := self._evaluate(missing, self._jobs)):
+            raise ValueError(f"An evaluation failed: {next(iter(failed.values()))}")
+        return [json.loads(q.output.read_text())["environment"]["by_task"] for q in questions]
 
     def _make(self, jobs: Mapping[int, Job]) -> dict[int, str]:
         failed = self._launch(list(jobs.values()), self._jobs) if jobs else {}

@@ -1,6 +1,6 @@
 """A made-up trainer for campaigns: it writes what a run writes, in milliseconds, and knows the truth.
 
-    store = Store(folder, config, train_made_up, jobs=1)
+    store = Store(folder, config, train_made_up, evaluate_made_up, jobs=1)
 
 Success in the end depends on a few levers, as `truth` says. The files show each fault's first symptom too,
 and carry the luck of a run and of its rollouts. Nothing here is measured.
@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness.store import Job
+from coevolve_jax.harness.store import Job, Question
 from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.seeding import rng_for
@@ -81,6 +81,21 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
         write_lines(job.workdir / "evaluations.jsonl", [row])
         write_text(job.workdir / "ledger.json", json.dumps({"costs": {"rollouts/policy": 128 * STEPS}}))
         write_text(job.workdir / "summary.json", json.dumps({"steps": STEPS}))  # last: the run is finished
+    return {}
+
+
+def evaluate_made_up(questions: Sequence[Question], side_by_side: int) -> dict[Path, str]:
+    """Answers for a store, in the place of real evaluations: by the truth of the policy's own run.
+
+    As in a real evaluation, shorter limits of the evaluation lower the counts.
+    """
+    for q in questions:
+        config = configs.of_run(q.model.parent)
+        rng = rng_for(config.seed, f"asked {configs.digest(config)} {q.flags}")
+        short = configs.of_run(q.workdir).evaluation.max_length < 400
+        rate = float(np.clip(truth(config) - 0.2 * short, 0.01, 0.99))
+        counts = {f"held_out-{i}": [int(rng.binomial(ROLLOUTS, rate)), ROLLOUTS] for i in range(TASKS)}
+        write_text(q.output, json.dumps({"environment": {"by_task": counts}}))
     return {}
 
 

@@ -58,7 +58,7 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_moment_the_same_command_goes_on_to_the_same_files(tmp_path, monkeypatch):
-    whole = evolution(tmp_path / "whole" / "campaign", "short", versions=2)
+    whole = evolution(tmp_path / "whole" / "campaign", "short", versions=1)
     whole.run()
     expected = files(whole.campaign.folder)
     calls = {"n": 0, "at": 10**9}
@@ -75,15 +75,15 @@ def test_killed_at_any_moment_the_same_command_goes_on_to_the_same_files(tmp_pat
     # A kill may fall before any of these: each leaves another state behind.
     for name in ("link", "fsync", "replace"):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    evolution(tmp_path / "count" / "campaign", "short", versions=2).run()
+    evolution(tmp_path / "count" / "campaign", "short", versions=1).run()
     moments = random.Random(0).sample(range(1, calls["n"]), 12)
     for moment in moments:
         folder = tmp_path / f"killed_{moment}" / "campaign"
         calls.update(n=0, at=moment)
         with pytest.raises(Killed):
-            evolution(folder, "short", versions=2).run()
+            evolution(folder, "short", versions=1).run()
         calls.update(at=10**9)
-        evolution(folder, "short", versions=2).run()
+        evolution(folder, "short", versions=1).run()
         assert files(folder) == expected
 
 
@@ -273,3 +273,20 @@ def test_two_campaigns_share_their_runs_and_one_folder_holds_one_campaign(tmp_pa
     (tmp_path / "c" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds no campaign"):
         evolution(tmp_path / "c")
+
+
+def test_a_lever_that_moves_the_judge_is_caught_by_the_canary(tmp_path, monkeypatch):
+    """The start's own policy must score the same under every version's config."""
+    from coevolve_jax.harness import levers
+
+    key = "evaluation.max_length"
+    bad = levers._scale("limits", key, 64, 2048, 2.0, whole=True)
+    half = lambda c: {"/2": bad.moves(c)["/2"]}
+    table = {"rollout.max_length": levers.Lever("rollout.max_length", "limits", (key,), half)}
+    found = evolution(tmp_path / "campaign", "slow", versions=1, proposer="placebo")
+    monkeypatch.setattr(found, "levers", table)
+    monkeypatch.setattr(levers.idle, "idle", lambda c: {})
+    found.run()
+    (told,) = levers_of(found)
+    assert told == ("rollout.max_length", "/2", "invalid")
+    assert found.verdict("v001").decided.name == "canary"

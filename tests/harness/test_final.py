@@ -1,0 +1,59 @@
+"""The reading of the test: once, on fresh seeds, with the gains recomputed from the CSV."""
+
+import csv
+import json
+import statistics
+
+import pytest
+
+from coevolve_jax.harness import final
+from tests.harness.support import evolution
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A campaign on `slow` that is over, and its readings on three fresh seeds."""
+    found = evolution(tmp_path_factory.mktemp("final") / "campaign", "slow", versions=2)
+    with pytest.raises(ValueError, match="so its test stays sealed"):
+        final.open_test(found, [100], {}, False)
+    found.run()
+    final.open_test(found, [100, 101, 102], {"date": "today"}, False)
+    final.read(found, [100, 101, 102])
+    return found
+
+
+def test_the_gains_are_those_of_the_rows(ended):
+    folder = ended.campaign.folder / "final"
+    rows = list(csv.DictReader(open(folder / "readings.csv")))
+    assert len(rows) == 2 * 5 * (1 + len(final.PROTOCOLS))  # harnesses x seeds x readings
+
+    def gain(seeds: str, tasks: str) -> float:
+        chosen = [r for r in rows if (r["seeds"], r["tasks"], r["protocol"]) == (seeds, tasks, "P1")]
+        mean = lambda h: statistics.mean(float(r["success"]) for r in chosen if r["harness"] == h)
+        return mean("selected") - mean("start")
+
+    result = final.result_of(ended.campaign.folder)
+    for name, found in result["gain"].items():
+        assert found["value"] == pytest.approx(gain(*name)) and found["low"] < found["value"] < found["high"]
+    assert result["optimism"] == pytest.approx(gain("S", "D") - gain("F", "T"))
+    assert result["luck_of_seeds"] + result["luck_of_tasks"] == pytest.approx(result["optimism"])
+    # The made-up truth: three times the learning rate is worth 12 points.
+    assert result["gain"]["FT"]["value"] == pytest.approx(0.12, abs=0.03)
+    assert "the claim" in final.table(result)
+
+
+def test_it_is_read_once_and_a_second_time_stands_there_for_ever(ended):
+    final.open_test(ended, [100, 101, 102], {}, False)  # the same command goes on
+    assert not list((ended.campaign.folder / "final").glob("opened_*"))
+    with pytest.raises(ValueError, match="a second reading needs --reopen"):
+        final.open_test(ended, [200, 201], {}, False)
+    with pytest.raises(ValueError, match="--final_seeds names 0, a seed of the campaign"):
+        final.open_test(ended, [0, 200], {}, True)
+    final.open_test(ended, [200, 201], {}, True)
+    opened = json.loads((ended.campaign.folder / "final" / "opened_2.json").read_text())
+    assert opened["fresh_seeds"] == [200, 201]
+    ended.campaign.check()
+    assert [e["file"] for e in ended.campaign.events() if e["event"] == "opened"] == [
+        "final/opened.json",
+        "final/opened_2.json",
+    ]
