@@ -16,10 +16,7 @@ the policy's own code, and that is not built. The growth of D_t is that of `rand
 
 from __future__ import annotations
 
-import itertools
-import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -31,7 +28,7 @@ from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Group, Hint, Macro, Task, Trajectory
+from coevolve_jax.types import Group, Hint, Macro, Task, Trajectory
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"help", "macros"})
@@ -42,7 +39,6 @@ DEFAULTS = {
     "most_calls": 4,
     "kept": 100,  # skills that evaluations choose from
 }
-LONGEST = 64  # characters of a tool's name
 
 
 class Sage(Static):
@@ -79,8 +75,9 @@ class Sage(Static):
     def _offer(self, first: Group, second: Task, rollout_index: int) -> Hint | None:
         own, t = self._config.strategy, first.trajectories[rollout_index]
         shared = {*first.task.actions} & {*second.actions}
-        macro = cut(t, shared, own.most_calls) if t.outcome.success else None
-        return Hint(macros=(macro,)) if macro and len(macro.calls) >= own.least_calls else None
+        made = [s.call for s in t.steps if s.call and not s.error and s.action in shared][: own.most_calls]
+        fit = t.outcome.success and len(made) >= own.least_calls
+        return Hint(macros=(hints.macro_of(made),)) if fit else None
 
     def help(self, task: Task, rollout_index: int) -> Hint | None:
         asked = hints.words(task.turns[0].query)
@@ -127,21 +124,3 @@ def used_well(second: Group, rollout_index: int) -> bool:
         for t in second.valid
         if t.rollout_index == rollout_index
     )
-
-
-def cut(trajectory: Trajectory, actions: Collection[str], most: int) -> Macro | None:
-    """Makes a tool of a rollout's first calls of these actions; None if it made none.
-
-    Equal texts become one parameter, which has the name of the first argument that it was given to.
-    """
-    made = [s.call for s in trajectory.steps if s.call and not s.error and s.action in actions][:most]
-    names: dict[tuple[str, str], str] = {}
-
-    def parameter(argument: str, value: object) -> str:
-        key = ("", value) if isinstance(value, str) else (argument, json.dumps(value, sort_keys=True))
-        more = itertools.chain([argument], (f"{argument}_{n}" for n in itertools.count(2)))
-        return names.setdefault(key, next(name for name in more if name not in names.values()))
-
-    calls = tuple(Call(c.name, {k: parameter(k, v) for k, v in c.arguments.items()}) for c in made)
-    name = re.sub(r"\W", "_", "_then_".join(c.name for c in made))[:LONGEST]
-    return Macro(name, calls) if made else None

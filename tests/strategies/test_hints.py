@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax import build
-from coevolve_jax.strategies import evolver, hints, sage
+from coevolve_jax.strategies import evolver, hints
 from coevolve_jax.strategies.evolver import distil
 from coevolve_jax.types import Call, Group, Hint, Turn
 from tests.support.method_cases import Rolls, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
@@ -270,17 +270,8 @@ def test_a_skill_that_paid_is_offered_at_evaluation_and_stands_for_calls_of_both
 @given(
     st.lists(st.dictionaries(st.sampled_from("ab"), st.sampled_from(["v", "w", 1, True, None]), min_size=1))
 )
-def test_a_cut_skill_called_with_its_own_values_makes_its_own_calls(arguments):
+def test_a_macro_called_with_its_own_values_makes_its_own_calls(arguments):
     calls = [Call(f"tool{i % 2}", own) for i, own in enumerate(arguments)]
-    steps = [dataclasses.replace(a_step(c.name), call=c) for c in calls]
-    macro = sage.cut(a_rollout(FIRST, 0, True, steps), {"tool0", "tool1"}, 9)
-    if macro is None:
-        assert not calls
-        return
-    given = {
-        name: v
-        for c, m in zip(calls, macro.calls)
-        for (_, v), name in zip(c.arguments.items(), m.arguments.values())
-    }
-    assert macro.expand(Call(macro.name, given)) == calls[:9]
-    assert len(set(macro.parameters)) == len(macro.parameters)
+    macro = hints.macro_of(calls)
+    assert macro.expand(hints.call_of(macro, calls)) == calls
+    assert len(macro.name) <= 64 and macro.name.startswith("tool0" if calls else "")
