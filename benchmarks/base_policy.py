@@ -3,6 +3,7 @@
 python benchmarks/base_policy.py --config=configs/bfcl_tiny.py
 python benchmarks/base_policy.py --config=configs/bfcl_headroom.py   # has a balanced set
 python benchmarks/base_policy.py --config=configs/textworld_tiny.py   # or tau2_tiny.py
+python benchmarks/base_policy.py --config=configs/leaderboard_hints.py --hints   # also with hints
 
 A table by tool follows where weak tools were planted, or where the config asks for a balanced set
 (config.evaluation.balanced_tasks). Rare tools come about as often as others in that set. Without one, the
@@ -20,7 +21,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import app
+from absl import app, flags
 from by_tool import by_tool, table
 from ml_collections import config_flags
 
@@ -29,12 +30,16 @@ from coevolve_jax.loop.evaluate import evaluate, tally
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import trajectories_of
+from coevolve_jax.strategies.hints import line
 from coevolve_jax.synthesis.choice import balanced
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Group, Task
+from coevolve_jax.types import Call, Group, Hint, Task
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
+_HINTS = flags.DEFINE_bool(
+    "hints", False, "Also measure with a right hint before each task, and a wrong one."
+)
 ToolOf = Callable[[Call], str]  # what counts as the tool of a call
 
 
@@ -67,6 +72,17 @@ def print_success(
                 flush=True,
             )
     return sampled
+
+
+def print_hints(agent: Agent, tasks: Sequence[Task], tool_of: ToolOf, num_rollouts: int) -> None:
+    """Prints success with a line before each task that names its own tools, and with one of another's."""
+    lines = [line([tool_of(call) for call in task.calls]) for task in tasks]
+    for whose, given in (("its own", lines), ("another task's", [*lines[1:], *lines[:1]])):
+        told = {task.id: Hint(text) for task, text in zip(tasks, given, strict=True)}
+        hints = lambda task, rollout_index, told=told: told[task.id]
+        result, _ = evaluate(agent, tasks, num_rollouts=num_rollouts, temperature=1.0, seed=1, hints=hints)
+        success = "unknown" if result.success is None else f"{result.success:.1%}"
+        print(f"temperature 1, {num_rollouts} samples with a hint of {whose} tools: success {success}")
 
 
 def print_tools(
@@ -104,6 +120,8 @@ def main(_) -> None:
         tool_of, num_rollouts = family.action_pattern, c.rollout.group_size
         met = tasks = explored(e.tasks, "held_out")
         sampled = print_success(agent, tasks, weak, tool_of, num_rollouts)
+        if _HINTS.value:
+            print_hints(agent, tasks, tool_of, num_rollouts)
         if e.balanced_tasks:
             met = explored(e.balanced_candidates, "balanced")
             tasks = balanced(met, e.balanced_tasks, rng_for(e.seed, "balanced choice"))

@@ -225,6 +225,7 @@ class Step:
       pattern: the action pattern that the environment family counts for the rare signal. None stands for the
         tool's name, "" for a call to a tool that the task does not offer.
       message: index of the policy's message that holds the call. A message may hold several.
+      macro: name of the macro that the policy called, if this call is one of those that it stands for.
     """
 
     turn: int
@@ -234,6 +235,7 @@ class Step:
     error: bool
     pattern: str | None = None
     message: int = 0
+    macro: str = ""
 
     @property
     def action(self) -> str:
@@ -243,7 +245,8 @@ class Step:
         return self.call.name if self.pattern is None else self.pattern
 
     def to_json(self) -> dict:
-        return {**vars(self), "call": self.call and self.call.to_json()}
+        told = {**vars(self), "call": self.call and self.call.to_json()}
+        return {k: v for k, v in told.items() if k != "macro" or v}
 
     @classmethod
     def from_json(cls, data: Mapping) -> Step:
@@ -263,6 +266,7 @@ class Trajectory:
         -1 for tokens that it was never fed, such as the last. None if it was not recorded.
       turn_starts: index in `ids` of the first token of each user turn.
       hints: (number of steps before it, text) of each hint that the policy was given; its tokens are masked.
+        A macro that it was offered is one too: its name and parameters.
       stop: why the rollout ended: "done", "token_limit", "step_limit", "context_limit", "call_failed",
         "environment" or "engine". After "call_failed" (the last call took too long or killed its worker) the
         outcome is a valid failure. After "environment" and "engine" our own infrastructure failed: the
@@ -393,6 +397,40 @@ def spread(rewards: Sequence[float]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
+class Macro:
+    """A tool that stands for calls of a task's own tools. The agent makes these, and graders see them.
+
+    calls: in order. The value of each argument is the name of the macro's parameter that it takes.
+    """
+
+    name: str
+    calls: tuple[Call, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters, in the order of their first use."""
+        return tuple(dict.fromkeys(name for call in self.calls for name in call.arguments.values()))
+
+    def expand(self, call: Call) -> list[Call]:
+        """The calls that a call of the macro stands for.
+
+        An argument that was not given is left out of them. One that the macro does not take is dropped.
+        """
+        given = call.arguments
+        return [
+            Call(c.name, {key: given[name] for key, name in c.arguments.items() if name in given})
+            for c in self.calls
+        ]
+
+    def to_json(self) -> dict:
+        return {"name": self.name, "calls": [call.to_json() for call in self.calls]}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Macro:
+        return cls(data["name"], tuple(map(Call.from_json, data["calls"])))
+
+
+@dataclasses.dataclass(frozen=True)
 class Hint:
     """Help that a strategy gives to one rollout.
 
@@ -402,10 +440,13 @@ class Hint:
       before_task: text put before the task's first query.
       before_step: called with the steps so far, before each message but the task's first. The text that it
         returns follows the tools' answers, or comes before a later turn's query; "" adds nothing.
+      macros: tools that the rollout is offered besides the task's own. One whose calls the task does not
+        offer is left out.
     """
 
     before_task: str = ""
     before_step: Callable[[Sequence[Step]], str] | None = None
+    macros: tuple[Macro, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

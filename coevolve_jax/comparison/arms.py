@@ -135,6 +135,14 @@ ARMS: dict[str, Arm] = {
         "evolving_rl", "random, and an extractor of hints paid by what they do on other tasks"
     ),
     "evolving_rl_own": _own("evolving_rl", "the same, paid by what they do on their own task", crossed=False),
+    "sage": Arm(
+        {"strategy.name": "sage", "learner.advantage": "group_mean"},
+        "random, and skills cut from a task are paid if they help to solve the next (SAGE)",
+    ),
+    "sage_unpaid": Arm(
+        {"strategy.name": "sage", "learner.advantage": "group_mean", "strategy.bonus": 0.0},
+        "the same skills, for which nothing is paid",
+    ),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

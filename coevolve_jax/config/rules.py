@@ -183,6 +183,11 @@ RULES = (
         "0: strategy {strategy.name} gives hints by what it learned from the batch before",
     ),
     Rule(
+        "rollout.tool_call_format",
+        lambda c: "macros" not in methods.needs(c) or c.rollout.tool_call_format != "python",
+        "json or llama3: strategy {strategy.name} offers tools of its own, which blocks of code cannot call",
+    ),
+    Rule(
         "evolution.async_steps",
         lambda c: not methods.needs(c) & {"probe", "influence", "branch"} or not c.evolution.async_steps,
         "0: strategy {strategy.name} asks for rollouts while the training set evolves",

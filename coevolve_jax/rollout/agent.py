@@ -15,13 +15,14 @@ import numpy as np
 
 from coevolve_jax import event_loop
 from coevolve_jax.envs.base import EnvPool, action_pattern, digest
+from coevolve_jax.rollout import macros
 from coevolve_jax.rollout.batch_scheduler import BatchScheduler
 from coevolve_jax.rollout.chat import Chat, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 from coevolve_jax.rollout.limits import Limits, reference_fits
 from coevolve_jax.rollout.tool_call_format import ParsedCall
 from coevolve_jax.rollout.utilization import Usage, UsageMeter
-from coevolve_jax.types import Call, Group, Hint, Observation, Outcome, Step, Task, Trajectory
+from coevolve_jax.types import Call, Group, Hint, Macro, Observation, Outcome, Step, Task, Trajectory
 
 
 class _Rollout:
@@ -47,6 +48,7 @@ class _Rollout:
         self.stop: str | None = None
         self.hints: list[tuple[int, str]] = []
         self.offered: frozenset[str] = frozenset()
+        self.macros: dict[str, Macro] = {}
         self.answer = ""  # the last good answer in this turn
         self.endings: list[tuple[str, str]] = []  # (fingerprint, last good answer) at each end
 
@@ -260,6 +262,9 @@ class Agent:
             query = r.hinted(r.hint.before_task if r.hint else "", r.task.turns[0].query, first=True)
             tools = self._tools(r.task)
             r.offered = frozenset(tool_name(t) for t in tools)
+            r.macros = macros.offered(r.hint, tools)
+            r.hints += [(0, f"{m.name}({', '.join(m.parameters)})") for m in r.macros.values()]
+            tools = [*tools, *(macros.document(macro, tools) for macro in r.macros.values())]
             r.feed(self._chat.prompt(tools, query, r.task.system, r.task.examples))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_limits(r)  # the prompt alone may leave no room for a message
@@ -305,26 +310,25 @@ class Agent:
             await self._act(r, parsed)
 
     async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
-        """Executes the calls of a message one after the other.
+        """Executes the calls of a message one after the other. A macro's end with the first that fails.
 
         A call that ends the turn is the last: the turn is graded in that state. A call that costs the world
         ends the conversation.
         """
         texts, ended = [], False
         for p in parsed:
-            answer = Observation(f'{{"error": "{p.error}"}}', error=True)
-            if p.call:
-                ((answer,),) = await self._in_env(self._pool.step, [r.env_id], [[p.call]])
-            text = self._limits.shown(answer.text)
-            texts.append(text)
-            pattern, message = self._pattern(r, p.call), r.messages - 1
-            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, pattern, message))
-            r.answer = r.answer if answer.error else answer.text
-            if answer.fatal or not answer.valid:
-                r.stop = "call_failed" if answer.valid else "environment"
-                return
-            ended = ended or answer.ends or answer.last_message
-            if answer.ends:
+            macro = r.macros.get(p.call.name) if p.call else None
+            answers: list[Observation] = []
+            for call in macro.expand(p.call) if macro and p.call else [p.call]:
+                answers.append(await self._execute(r, p, call, macro.name if macro else ""))
+                if r.stop is not None:
+                    return
+                if answers[-1].ends or (macro and answers[-1].error):
+                    break
+            told = [self._limits.shown(answer.text) for answer in answers]
+            texts.append(self._limits.shown(f"[{', '.join(told)}]") if macro else told[0])
+            ended = ended or any(answer.ends or answer.last_message for answer in answers)
+            if answers[-1].ends:
                 break
         if ended:
             await self._end_turn(r)
@@ -332,6 +336,18 @@ class Agent:
         # Append to the last answer: a message of its own would start another turn.
         texts[-1] = r.hinted(self._help(r), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
+
+    async def _execute(self, r: _Rollout, p: ParsedCall, call: Call | None, macro: str) -> Observation:
+        """Executes one call and records its step. None stands for a text that is no call."""
+        answer = Observation(f'{{"error": "{p.error}"}}', error=True)
+        if call:
+            ((answer,),) = await self._in_env(self._pool.step, [r.env_id], [[call]])
+        text, pattern, message = self._limits.shown(answer.text), self._pattern(r, call), r.messages - 1
+        r.steps.append(Step(r.turn, p.text, call, text, answer.error, pattern, message, macro))
+        r.answer = r.answer if answer.error else answer.text
+        if answer.fatal or not answer.valid:
+            r.stop = "call_failed" if answer.valid else "environment"
+        return answer
 
     def _pattern(self, r: _Rollout, call: Call | None) -> str | None:
         """Returns Step.pattern of a call. None stands for the tool's name, which keeps most rows small."""

@@ -16,6 +16,7 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     probe     `Lab.probe` (evolution.async_steps 0)
     endings   `Trajectory.ending`, which costs a request per turn
     help      its own `help`, whose hints the evaluation gives too (rollout.max_staleness 0)
+    macros    `Hint.macros` (rollout.tool_call_format other than python)
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
     branch    `Lab.branch` (as for probe; the in-process engine)
 

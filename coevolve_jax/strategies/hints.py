@@ -1,4 +1,4 @@
-"""Advice that methods with a memory give: its one line, and how alike two queries are.
+"""Advice that methods with a memory give: its one line, tools made of calls, and how alike two queries are.
 
 A base policy can learn in pre-training to read this line (docs/notes/arena.md). Advice names actions, not
 arguments: those are another task's.
@@ -6,12 +6,17 @@ arguments: those are another task's.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
+from coevolve_jax.types import Call, Macro
+
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 WORD = re.compile(r"[a-z]+")
+LONGEST = 64  # characters of a tool's name
 
 
 def line(do: Sequence[str], avoid: Sequence[str] = (), most: int = 200) -> str:
@@ -41,3 +46,25 @@ def overlap(a: Iterable[str], b: Iterable[str]) -> float:
     """Returns the share of all elements of two sets that both have, 0 for empty ones (Jaccard)."""
     one, other = set(a), set(b)
     return len(one & other) / len(one | other) if one | other else 0.0
+
+
+def macro_of(calls: Sequence[Call]) -> Macro:
+    """Makes a tool that stands for these calls, with their arguments as parameters.
+
+    Equal texts become one parameter, which has the name of the first argument that it was given to.
+    """
+    names: dict[tuple[str, str], str] = {}
+
+    def parameter(argument: str, value: object) -> str:
+        key = ("", value) if isinstance(value, str) else (argument, json.dumps(value, sort_keys=True))
+        more = itertools.chain([argument], (f"{argument}_{n}" for n in itertools.count(2)))
+        return names.setdefault(key, next(name for name in more if name not in names.values()))
+
+    made = tuple(Call(c.name, {k: parameter(k, v) for k, v in c.arguments.items()}) for c in calls)
+    return Macro(re.sub(r"\W", "_", "_then_".join(c.name for c in calls))[:LONGEST], made)
+
+
+def call_of(macro: Macro, calls: Sequence[Call]) -> Call:
+    """The call of a macro that stands for these calls, those that it was made of."""
+    pairs = zip(calls, macro.calls, strict=True)
+    return Call(macro.name, {m.arguments[k]: v for c, m in pairs for k, v in c.arguments.items()})

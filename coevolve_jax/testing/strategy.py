@@ -174,7 +174,7 @@ def _helped(name: str, strategy: Strategy, tasks: Sequence[Task], steps: Sequenc
 
 
 def _text(hint: Hint | None, steps: Sequence[Step]) -> tuple | None:
-    return hint and (hint.before_task, hint.before_step and hint.before_step(steps))
+    return hint and (hint.before_task, hint.before_step and hint.before_step(steps), hint.macros)
 
 
 def _streams(sample: TrainingSample) -> tuple:
@@ -234,9 +234,11 @@ class MadeUpRoll:
 
 
 def _hinted(trajectory: Trajectory, hint: Hint | None) -> Trajectory:
-    """The rollout with the hint before its task on record."""
+    """The rollout with the hint before its task on record. One of two uses a macro that it is offered."""
     told = ((0, hint.before_task),) if hint and hint.before_task else ()
-    return dataclasses.replace(trajectory, hints=told)
+    used = hint.macros[0].name if hint and hint.macros and trajectory.rollout_index % 2 else ""
+    steps = tuple(dataclasses.replace(s, macro=used) for s in trajectory.steps)
+    return dataclasses.replace(trajectory, hints=told, steps=steps)
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:

@@ -71,18 +71,23 @@ class Demonstrator:
         """habits: by action; an action without one never fails. lessons: the family's module of lessons/."""
         self._habits, self._lessons = dict(habits), lessons
 
-    def messages(self, task: Task, rng: np.random.Generator) -> list[str]:
-        """Returns the assistant's messages in order: one per call, and one that ends each user turn."""
-        said = []
+    def messages(self, task: Task, rng: np.random.Generator, heeded: Collection[str] = ()) -> list[str]:
+        """Returns the assistant's messages in order: one per call, and one that ends each user turn.
+
+        heeded: actions without bad habits this time.
+        """
+        said, habits = [], {name: own for name, own in self._habits.items() if name not in heeded}
         for turn in task.turns:
-            said += [render_call(c) for c in self._play(turn.calls, task, rng)] + ["Done."]
+            said += [render_call(c) for c in self._play(turn.calls, task, rng, habits)] + ["Done."]
         return said
 
-    def _play(self, calls: Sequence[Call], task: Task, rng: np.random.Generator) -> list[Call]:
+    def _play(
+        self, calls: Sequence[Call], task: Task, rng: np.random.Generator, habits: Mapping[str, Habit]
+    ) -> list[Call]:
         played = list(calls)
         i = 0
         while i < len(played):
-            call, habit = played[i], self._habits.get(self._lessons.action(played[i]))
+            call, habit = played[i], habits.get(self._lessons.action(played[i]))
             if habit and rng.random() < habit.rate:
                 if habit.error == "skip" or (habit.error == "swap" and i + 1 == len(played)):
                     del played[i]

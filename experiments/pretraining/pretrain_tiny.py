@@ -13,6 +13,8 @@ noise.
     tiny_qwen3_weak.sh                      tiny_qwen3_weak        ten named tools
     tiny_qwen3_seldom.sh                    tiny_qwen3_seldom      ten named tools; starts from
                                                                    tiny_qwen3_weak
+    tiny_qwen3_hints.sh                     none yet               the same ten; starts from
+                                                                   tiny_qwen3_seldom, and reads hints
     tiny_qwen3_textworld.sh                 tiny_qwen3_textworld   8 of 13 verbs; starts from tiny_qwen3
     tiny_qwen3_tau2.sh                      tiny_qwen3_tau2        17 of telecom's 43 tools; starts from
                                                                    tiny_qwen3, with another tokenizer
@@ -39,6 +41,7 @@ import numpy as np
 import optax
 import optax.contrib
 from absl import app, flags
+from advice import advise
 from corpus import Spelling, batches
 from demonstrations import demonstrate
 from demonstrator import Demonstrator, drawn_habits, named_habits, to_json
@@ -79,6 +82,8 @@ _WEAK_TOOLS = flags.DEFINE_spaceseplist(
     [],
     "The tools (or verbs) with a bad habit, as NAME:ERROR:RATE separated by spaces; the others never fail.",
 )
+_HINTS = flags.DEFINE_float("hints", 0.0, "Share of the demonstrations that hold a hint (advice.py).")
+_WRONG_HINTS = flags.DEFINE_float("wrong_hints", 0.3, "Share of these hints that are wrong, and not heeded.")
 _RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
 _DECAY = flags.DEFINE_float(
     "decay", 0.0, "Share of the steps, the last ones, over which the learning rate falls."
@@ -194,8 +199,8 @@ def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> 
 
 def main(_) -> None:
     started = time.time()
-    seeds = np.random.SeedSequence(_SEED.value).spawn(4)
-    task_rng, skill_rng, script_rng, batch_rng = map(np.random.default_rng, seeds)
+    seeds = np.random.SeedSequence(_SEED.value).spawn(5)
+    task_rng, skill_rng, script_rng, batch_rng, hint_rng = map(np.random.default_rng, seeds)
     lessons = importlib.import_module(f"lessons.{_ENVIRONMENT.value}")
     limits, row = lessons.LIMITS, lessons.LIMITS.max_length
     named = named_habits(_WEAK_TOOLS.value, lessons.actions())
@@ -203,7 +208,15 @@ def main(_) -> None:
     demonstrator = Demonstrator(named or drawn, lessons)
     with ProcessPool(_ENVIRONMENT.value, workers=2, timeout=60.0, python=lessons.PYTHON) as pool:
         tasks = lessons.make_tasks(pool, _TASKS.value, task_rng)
-        scripts = [demonstrator.messages(task, script_rng) for task in tasks]
+        hinted = [task for task in tasks if hint_rng.random() < _HINTS.value]
+        advised = {t.id: advise(t, lessons, _WRONG_HINTS.value, hint_rng) for t in hinted}
+        hints = {id: advice.hint for id, advice in advised.items()}
+        scripts = [
+            demonstrator.messages(own.played, script_rng, own.heeded)
+            if (own := advised.get(task.id))
+            else demonstrator.messages(task, script_rng)
+            for task in tasks
+        ]
         if _START.value and not _NEW_TOKENIZER.value:
             tokenizer = AutoTokenizer.from_pretrained(_START.value)
         else:
@@ -211,9 +224,9 @@ def main(_) -> None:
             # text.
             rough = make_tokenizer([])
             long = dataclasses.replace(limits, max_length=16 * row, max_new_tokens=8 * row)
-            sample = demonstrate(rough, pool, lessons.tools, tasks[:2000], scripts[:2000], long)
+            sample = demonstrate(rough, pool, lessons.tools, tasks[:2000], scripts[:2000], long, hints)
             tokenizer = make_tokenizer([str(rough.decode(t.ids)) for t in sample])
-        demonstrations = demonstrate(tokenizer, pool, lessons.tools, tasks, scripts, limits)
+        demonstrations = demonstrate(tokenizer, pool, lessons.tools, tasks, scripts, limits, hints)
     fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
     print(
         f"{len(fit)} of {len(tasks)} demonstrations fit {row} tokens (mean "

@@ -13,12 +13,13 @@ from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "experiments" / "pretraining"))
 
+from advice import advise
 from demonstrator import ERRORS, Demonstrator, Habit, drawn_habits, named_habits, to_json
 from lessons import bfcl, textworld
 
 from coevolve_jax.envs.bfcl import scenario
 from coevolve_jax.envs.textworld import commands
-from coevolve_jax.rollout.tool_call_format import render_call
+from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
 from coevolve_jax.types import Call, Task, Turn
 
 WEAK = "search_tweets"
@@ -82,6 +83,46 @@ def test_named_habits_are_what_their_file_says():
         "cp": {"error": "sibling_tool", "rate": 0.5},
         "sort": {"error": "skip", "rate": 1.0},
     }
+
+
+# Hints
+
+
+def advised(turns, wrong, seed):
+    """A task of TwitterAPI with these calls, and advice for it."""
+    task = Task("t", "bfcl", scenario(["TwitterAPI"]), tuple(Turn("", tuple(c)) for c in turns))
+    return task, advise(task, bfcl, wrong, np.random.default_rng(seed))
+
+
+@given(turns=st.lists(calls, min_size=1, max_size=3), seed=st.integers(0, 999))
+def test_a_right_hint_names_what_comes_and_its_actions_go_well(turns, seed):
+    task, (hint, played, heeded) = advised(turns, 0.0, seed)
+    habits = dict.fromkeys({c.name for c in task.calls}, Habit("wrong_argument", 1.0))
+    messages = Demonstrator(habits, bfcl).messages(played, np.random.default_rng(0), heeded)
+    said = [call for message in messages for call in (p.call for p in parse_calls(message))]
+    (macro,) = hint.macros or (None,)
+    made = [c for call in said for c in (macro.expand(call) if macro and call.name == macro.name else [call])]
+    assert len(made) == len(task.calls) and bool(macro) == (played != task)
+    assert all(a == b for a, b in zip(made, task.calls) if b.name in heeded)
+    named = hint.before_task.partition(" Not ")[0].removeprefix("Hint: Use ").strip(".").split(", ")
+    assert macro or {*named} <= heeded <= {c.name for c in task.calls}
+    if hint.before_step:
+        ends, n = [], 0
+        for turn in task.turns:
+            ends.append(n := n + len(turn.calls))
+        for n in range(1, len(task.calls) + 1):
+            line = "" if n in ends else f"Hint: Use {task.calls[n].name}."
+            assert hint.before_step([None] * n) == line
+
+
+@given(turns=st.lists(calls, min_size=1, max_size=3), seed=st.integers(0, 999))
+def test_a_wrong_hint_names_other_actions_and_changes_nothing(turns, seed):
+    task, (hint, played, heeded) = advised(turns, 1.0, seed)
+    assert played == task and not heeded
+    used = hint.before_task.partition(" Not ")[0].removeprefix("Hint: Use ").strip(".").split(", ")
+    siblings = {bfcl.sibling(call).name for call in task.calls}
+    assert {*used} <= siblings or hint.macros
+    assert {c.name for macro in hint.macros for c in macro.calls} <= siblings
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, quick):
     start, output = ROOT / "models" / "tiny_qwen3", tmp_path / "made"
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]
+    flags.append("--hints=0.5")
     flags.append("--weak_tools=cp:sibling_tool:0.5 sort:skip:0.25")
     done = subprocess.run(
         [sys.executable, "experiments/pretraining/pretrain_tiny.py", *flags],

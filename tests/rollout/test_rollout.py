@@ -24,7 +24,7 @@ from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
 from coevolve_jax.strategies.groups import spans
-from coevolve_jax.types import Call, Group, Task, TrainingSample, Turn
+from coevolve_jax.types import Call, Group, Hint, Macro, Step, Task, TrainingSample, Turn
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "models" / "tiny_qwen3"
@@ -91,11 +91,11 @@ class Script:
         pass
 
 
-def play(policy, env_pool, messages, task=TASK, cut=False, **limits):
+def play(policy, env_pool, messages, task=TASK, cut=False, hints=None, **limits):
     engine = Script(policy, messages, cut)
     settings_ = Limits(**{**dict(max_length=2000, max_new_tokens=200), **limits})
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, settings_, concurrency=1)
-    return agent.rollout_groups([task], [[0]], 1.0)[0].trajectories[0], engine
+    return agent.rollout_groups([task], [[0]], 1.0, hints)[0].trajectories[0], engine
 
 
 def ending(policy, env_pool, messages, **more):
@@ -286,6 +286,42 @@ def test_malformed_calls_come_back_as_tool_errors_and_can_be_mended(policy, env_
     t, _ = play(policy, env_pool, ["<tool_call>\nmkdir('archive')\n</tool_call>", *RIGHT])
     assert t.outcome.success and [s.error for s in t.steps] == [True, False, False]
     assert t.steps[0].call is None and "malformed tool call" in policy.chat.decode(t.ids)
+
+
+FILE_AWAY = Macro(
+    "file_away", (Call("mkdir", {"dir_name": "to"}), Call("mv", {"source": "file", "destination": "to"}))
+)
+
+
+def test_a_macro_is_a_tool_of_one_rollout_and_graders_see_its_calls(policy, env_pool):
+    task = dataclasses.replace(TASK, turns=(Turn("File the notes.", TASK.calls),))
+    whole = render_call(Call("file_away", {"file": "notes.txt", "to": "archive", "speed": 9}))
+    unfit = (Macro("mkdir", FILE_AWAY.calls), Macro("fly", (Call("take_off", {}),)), Macro("empty", ()))
+    hint = lambda task, m: Hint(macros=(FILE_AWAY, *unfit))
+    play_it = lambda messages, **more: play(policy, env_pool, messages, task, **more)
+    t, engine = play_it([whole, "Done."], hints=hint)
+    assert t.outcome.success and t.stop == "done"
+    assert [(s.call, s.message, s.action, s.macro) for s in t.steps] == [
+        (call, 0, call.name, "file_away") for call in task.calls
+    ]
+    assert t.hints == ((0, "file_away(to, file)"),)
+    prompt, after = (policy.chat.decode(ids) for ids in engine.seen)
+    assert "\nfile_away to file\n" in prompt and "take_off" not in prompt and "empty" not in prompt
+    assert f"[{t.steps[0].observation}, {t.steps[1].observation}]" in after
+    assert Step.from_json(t.steps[0].to_json()) == t.steps[0]
+    assert Macro.from_json(FILE_AWAY.to_json()) == FILE_AWAY
+
+    # Its calls end with the first that fails, and without the hint it is no tool at all.
+    again, _ = play_it([whole, whole, "Done."], hints=hint)
+    assert [s.error for s in again.steps] == [False, False, True] and again.steps[-1].call == task.calls[0]
+    without, engine = play_it([whole, "Done."])
+    (step,) = without.steps
+    assert (
+        step.error
+        and (step.action, step.macro) == ("", "")
+        and "file_away" not in policy.chat.decode(engine.seen[0])
+    )
+    assert "macro" not in step.to_json() and Step.from_json(step.to_json()) == step
 
 
 def test_a_wrong_world_at_the_end_of_a_turn_fails(policy, env_pool):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coevolve_jax import build
 from coevolve_jax.strategies import evolver, hints
 from coevolve_jax.strategies.evolver import distil
-from coevolve_jax.types import Group, Hint, Turn
+from coevolve_jax.types import Call, Group, Hint, Turn
 from tests.support.method_cases import Rolls, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
 
 # The line, and what is alike
@@ -219,3 +219,59 @@ def test_the_rollouts_of_a_task_try_different_skills_of_another_task():
         )
         assert len({tuple(lines) for lines in tried.values()}) <= 1
     assert strategy.help(tasks[4].without_calls(), 0) is None  # the likeliest skill is none as yet
+
+
+# SAGE's chains
+
+
+FIRST, NEXT = a_task("first", "mkdir", "mv", "ls"), a_task("next", "mkdir", "mv", "cat")
+
+
+def chained(won_first, won_next, used, **own):
+    """(R1, R2) of one rollout of a chain, the next after a failure that used nothing."""
+    strategy = build.strategy(
+        config_of("sage", **{"rollout.tasks_per_step": 2, "rollout.group_size": 2, **own})
+    )
+
+    def roll(drawn, k, hints=None):
+        (task,), won = drawn, won_next if hints else won_first
+        offered = [hints(task, m) for m in range(k)] if hints else [None] * k
+        skill = offered[0].macros[0].name if offered[0] else ""
+        steps = [dataclasses.replace(s, macro=skill if used else "") for s in a_rollout(task, 0, won).steps]
+        return [Group(task, (a_rollout(task, 0, won, steps), a_rollout(task, 1, False)))]
+
+    groups = strategy.collect(0, a_pool(FIRST, NEXT), roll)
+    found = strategy.observe(0, groups)
+    return tuple(strategy.rewards(g)[0] for g in groups), found.counts["chained"], strategy
+
+
+def test_a_skill_is_paid_in_both_tasks_if_it_is_used_and_both_succeed():
+    assert chained(True, True, used=True)[:2] == ((2.0, 2.0), 1)
+    assert chained(True, True, used=False)[:2] == ((1.0, 1.0), 0)
+    assert chained(True, False, used=True)[:2] == ((1.0, 0.0), 0)
+    assert chained(False, True, used=True)[:2] == ((0.0, 1.0), 0)  # nothing was there to be used
+    assert chained(True, True, used=True, bonus=0.0)[0] == (1.0, 1.0)
+
+
+def test_a_rollout_without_any_call_is_worse_than_a_failure():
+    strategy = build.strategy(config_of("sage"))
+    quiet = a_rollout(FIRST, 1, False, [dataclasses.replace(a_step("x"), call=None)])
+    assert strategy.rewards(Group(FIRST, (a_rollout(FIRST, 0, False), quiet))) == [0.0, -1.0]
+
+
+def test_a_skill_that_paid_is_offered_at_evaluation_and_stands_for_calls_of_both_tasks():
+    *_, strategy = chained(True, True, used=True)
+    strategy = again(strategy, config_of("sage"))
+    hint = strategy.help(dataclasses.replace(FIRST, turns=(Turn("q", ()),)), 0)
+    assert hint.macros[0].name == "mkdir_then_mv" and hint.macros[0].parameters == ("x", "x_2")
+    assert strategy.help(asking("o", "Drink it.", "sip"), 0) is None
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("ab"), st.sampled_from(["v", "w", 1, True, None]), min_size=1))
+)
+def test_a_macro_called_with_its_own_values_makes_its_own_calls(arguments):
+    calls = [Call(f"tool{i % 2}", own) for i, own in enumerate(arguments)]
+    macro = hints.macro_of(calls)
+    assert macro.expand(hints.call_of(macro, calls)) == calls
+    assert len(macro.name) <= 64 and macro.name.startswith("tool0" if calls else "")

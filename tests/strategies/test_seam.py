@@ -194,6 +194,15 @@ def test_what_a_method_needs_is_refused_by_name_where_it_is_missing(monkeypatch,
         configs.check(config)
 
 
+def test_tools_of_a_methods_own_need_calls_in_json():
+    config = configs.override(CONFIG, {"strategy.name": "sage"})
+    configs.check(config)
+    with pytest.raises(
+        ValueError, match="tool_call_format is 'python': it must be json or llama3: strategy sage"
+    ):
+        configs.check(configs.override(config, {"rollout.tool_call_format": "python"}))
+
+
 def test_odds_by_variance_are_those_of_the_config_that_asks_for_them():
     tasks = pool(5)
     tasks.record({f"initial-0-{i}": score for i, score in enumerate((0.0, 0.25, 0.5, 1.0))})

@@ -33,7 +33,8 @@ OURS = (
 )
 METHODS = (  # of the literature
     "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0",
-    "dr_zero", "seif", "step_credit", "infuser", "socratic", "soar", "slea_rl", "evolver", "evolving_rl",
+    "dr_zero", "seif", "step_credit", "infuser", "socratic", "soar",
+    "slea_rl", "evolver", "evolving_rl", "sage",
 )  # fmt: skip
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
