@@ -215,8 +215,9 @@ def test_replayed_draws_give_recorded_groups_of_tasks_that_are_born():
     run = revisited(5)
     late = dataclasses.replace(run[0][1].task.lineage, step=2)
     run[0][1] = Group(dataclasses.replace(run[0][1].task, lineage=late), run[0][1].trajectories)
-    live, drawn = draws.live_drawn(START, [run])
-    assert (live, drawn) == (4.0, 4.0)
+    assert draws.live_drawn(START, [run]) == (4.0, 4.0)
+    dead, full = (tried(EVOLVED, revisited(won)) for won in (0, 5))
+    assert dead.forecast["live"] < 0.8 * full.forecast["live"]
     dead = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))
     resampled = configs.override(START, {"learner.dynamic_sampling": 2})
     assert draws.live_drawn(resampled, [dead])[1] > draws.live_drawn(START, [dead])[1] == 4
