@@ -132,10 +132,14 @@ def backtest(
       kl_end: divergence from the start at the parent's end, in nats. kl_most: the bound on the child's.
       gradient: checks of harness/gradient.py.
       unreliable: names of checks that no longer refuse, since their forecasts missed (`missed`).
+
+    Raises ValueError if the runs hold no valid rollout.
     """
     changed = difference(parent, child)
     touches = lambda keys: any(key.startswith(keys) for key in changed)
     facts, told = Facts(runs), forecast(parent, child, runs)
+    if not facts.groups:
+        raise ValueError("No rollouts are recorded: let the parent run with config.logging.rollouts_every=1.")
     before, after = credit(parent, runs), credit(child, runs)
     checks = {
         **_order(facts, before, after),

@@ -158,6 +158,11 @@ def test_what_the_parent_does_itself_is_not_refused():
     assert without.refused is None and without.forecast["live"] == 0.5  # the groups that it loses were paid
 
 
+def test_without_recorded_rollouts_nothing_is_tried():
+    with pytest.raises(ValueError, match=r"No rollouts are recorded.*logging\.rollouts_every=1"):
+        tried(BONUS, [])
+
+
 def test_keys_whose_effect_no_check_sees_are_named():
     told = tried(
         {"rollout.temperature": 0.7, "learner.kl_coef": 0.5, "reward.terms": ("length:0.01",)}, SOUND
