@@ -132,10 +132,14 @@ def backtest(
       kl_end: divergence from the start at the parent's end, in nats. kl_most: the bound on the child's.
       gradient: checks of harness/gradient.py.
       unreliable: names of checks that no longer refuse, since their forecasts missed (`missed`).
+
+    Raises ValueError if the runs hold no valid rollout.
     """
     changed = difference(parent, child)
     touches = lambda keys: any(key.startswith(keys) for key in changed)
     facts, told = Facts(runs), forecast(parent, child, runs)
+    if not facts.groups:
+        raise ValueError("No rollouts are recorded: let the parent run with config.logging.rollouts_every=1.")
     before, after = credit(parent, runs), credit(child, runs)
     checks = {
         **_order(facts, before, after),
@@ -158,8 +162,10 @@ def backtest(
         told |= {"live": told["live"] * _ratio(*mixed), "tokens": told["tokens"] * rollouts}
     if touches(DRAWS):
         (live, drawn), (parents_live, parents_drawn) = (draws.live_drawn(c, runs) for c in (child, parent))
-        checks["draws"] = _least(_ratio(live, parents_live), 0.8)
-        notes.append(f"A step draws {_ratio(drawn, parents_drawn):.2f} times as many groups.")
+        more, all_drawn = _ratio(live, parents_live), _ratio(drawn, parents_drawn)
+        checks["draws"] = _least(more, 0.8)
+        told |= {"live": told["live"] * more / all_drawn, "tokens": told["tokens"] * more}
+        notes.append(f"A step draws {all_drawn:.2f} times as many groups.")
     if touches(DRIFT) and kl_end is not None:
         rates = _ratio(child.learner.learning_rate, parent.learner.learning_rate)
         kl = kl_end * rates**2 * child.learner.epochs / parent.learner.epochs

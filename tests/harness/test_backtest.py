@@ -158,6 +158,11 @@ def test_what_the_parent_does_itself_is_not_refused():
     assert without.refused is None and without.forecast["live"] == 0.5  # the groups that it loses were paid
 
 
+def test_without_recorded_rollouts_nothing_is_tried():
+    with pytest.raises(ValueError, match=r"No rollouts are recorded.*logging\.rollouts_every=1"):
+        tried(BONUS, [])
+
+
 def test_keys_whose_effect_no_check_sees_are_named():
     told = tried(
         {"rollout.temperature": 0.7, "learner.kl_coef": 0.5, "reward.terms": ("length:0.01",)}, SOUND
@@ -215,8 +220,9 @@ def test_replayed_draws_give_recorded_groups_of_tasks_that_are_born():
     run = revisited(5)
     late = dataclasses.replace(run[0][1].task.lineage, step=2)
     run[0][1] = Group(dataclasses.replace(run[0][1].task, lineage=late), run[0][1].trajectories)
-    live, drawn = draws.live_drawn(START, [run])
-    assert (live, drawn) == (4.0, 4.0)
+    assert draws.live_drawn(START, [run]) == (4.0, 4.0)
+    dead, full = (tried(EVOLVED, revisited(won)) for won in (0, 5))
+    assert dead.forecast["live"] < 0.8 * full.forecast["live"]
     dead = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))
     resampled = configs.override(START, {"learner.dynamic_sampling": 2})
     assert draws.live_drawn(resampled, [dead])[1] > draws.live_drawn(START, [dead])[1] == 4
