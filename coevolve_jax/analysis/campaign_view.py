@@ -80,7 +80,13 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
         rejected = _rejected(told["evidence"].get("audit") or {}, runs)
         for kind, rows in (("transcripts", read), ("rejected", rejected)):
             found[kind] = [
-                {"row": len(transcripts) + n, "title": row["task_id"], "solved": row["outcome"]["success"], "note": row["note"]} for n, row in enumerate(rows)
+                {
+                    "row": len(transcripts) + n,
+                    "title": row["task_id"],
+                    "solved": row["outcome"]["success"],
+                    "note": row["note"],
+                }
+                for n, row in enumerate(rows)
             ]
             transcripts += rows
         versions.append({**found, "seconds": _seconds(runs)})
@@ -123,7 +129,9 @@ def headline(
     lead = f"{tried} {are} tried and {promoted} promoted; "
     lead += f"the start, {START}, stays selected" if selected == START else f"{selected} is selected"
     if selected in scores and selected != START:
-        lead += f", with {scores[selected]:.1%} success on the selection set ({scores[START]:.1%} at the start)"
+        lead += (
+            f", with {scores[selected]:.1%} success on the selection set ({scores[START]:.1%} at the start)"
+        )
     lead += ". Its score was selected, so it is too high and is not the claim."
     if due:
         lead = f"The campaign is not finished: {due[0]} {DUE[due[1]]}. So far, {lead}"
@@ -134,7 +142,11 @@ def headline(
         claim = ("—", "the test has been opened; its reading is not finished")
     elif final:
         row = final["gains"][-1]
-        span = f"95% interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}, " if row["low"] is not None else ""
+        span = (
+            f"95% interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}, "
+            if row["low"] is not None
+            else ""
+        )
         claim = (f"{100 * gain:+.1f} points", f"{span}{row['seeds']} fresh seeds, test tasks, over the start")
     facts = [
         f"proposer {settings['proposer']}",
@@ -175,7 +187,10 @@ def _told(parts: Mapping[str, Mapping], before: Mapping[str, float | None]) -> d
         "evidence": [[n, x, _meaning(n)] for n, x in (proposal.get("evidence") or {}).items()],
         "expects": aim,
         "checks": [{"name": name, "meaning": CHECKS.get(name, ""), **c} for name, c in checks.items()],
-        "forecast": [[name, x, came.get(name), CHECKS.get(name, "")] for name, x in (tested.get("forecast") or {}).items()],
+        "forecast": [
+            [name, x, came.get(name), CHECKS.get(name, "")]
+            for name, x in (tested.get("forecast") or {}).items()
+        ],
         "notes": [*(tested.get("notes") or ())],
         "not_covered": [*(tested.get("not_covered") or ())],
         "row": _row(before, row, (aim or {}).get("diagnostic")),
@@ -246,7 +261,9 @@ def _final(folder: Path) -> dict | None:
     empty = dict.fromkeys(("value", "low", "high", "seeds"))
     return {
         "opened": opened,
-        "gains": [{"label": name, "meaning": says, **(gains.get(name) or empty)} for name, says in GAINS.items()],
+        "gains": [
+            {"label": name, "meaning": says, **(gains.get(name) or empty)} for name, says in GAINS.items()
+        ],
         "parts": [[name, result.get(name)] for name in ("luck_of_seeds", "luck_of_tasks", "optimism")],
         "transfer": [{"label": name, **row} for name, row in result.get("transfer", {}).items()],
     }
@@ -293,7 +310,11 @@ def _transcripts(own: Mapping[str, Group], parents: Mapping[str, Group]) -> list
         rows = {id: next((t for t in g.valid if t.outcome.success == success), None) for id, g in own.items()}
         for id in sorted(rows, key=lambda id: theirs[id], reverse=not success):
             if (trajectory := rows[id]) and len(found) < (2 if success else 4):
-                note = f"its parent solved {theirs[id]:.0%} of its rollouts of this task" if id in parents else ""
+                note = (
+                    f"its parent solved {theirs[id]:.0%} of its rollouts of this task"
+                    if id in parents
+                    else ""
+                )
                 found.append(_transcript(own[id], trajectory, note))
     return found
 
@@ -304,7 +325,9 @@ def _rejected(audit: Mapping, runs: Mapping[str, Path]) -> list[dict]:
     for told in audit.get("rejected", [])[:2]:
         group = _evaluated(runs.get(str(told["seed"]))).get(told["task"])
         each = group.trajectories if group else ()
-        found += [_transcript(group, t, told.get("why", "")) for t in each if t.rollout_index == told["rollout"]]
+        found += [
+            _transcript(group, t, told.get("why", "")) for t in each if t.rollout_index == told["rollout"]
+        ]
     return found
 
 

@@ -41,7 +41,10 @@ class Wired(loop.Evolution):
         if version == loop.START:
             return super()._backtest(version)
         bad = version == self.refuses
-        checks = {"live_groups": Check(0.4 if bad else 0.97, 0.8, not bad), "order_tiers": Check(0.02, None, True)}
+        checks = {
+            "live_groups": Check(0.4 if bad else 0.97, 0.8, not bad),
+            "order_tiers": Check(0.02, None, True),
+        }
         why = "0.40 times as many groups are learned from, below 0.8." if bad else None
         return Backtest(
             "v000", "", checks, {"live": 0.62}, why, ("3 groups get a spread.",), ("rollout.temperature",)

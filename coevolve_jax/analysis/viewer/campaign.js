@@ -20,6 +20,7 @@ const svg = (tag, attributes, ...children) => {
 };
 
 const setting = (x) => (x === null ? "none" : typeof x === "object" ? JSON.stringify(x) : String(x));
+const shown = (x) => (typeof x === "number" ? plain(x) : setting(x));
 const changesOf = (v) => v.changes.map(([key, was, now]) => `${key}: ${setting(was)} → ${setting(now)}`);
 const diffOf = (v) => changesOf(v).join("; ") || v.because;
 const versionLink = (id) => link({ version: id }, id);
@@ -99,7 +100,7 @@ const hypothesis = (v) => {
     h(
       "ul",
       {},
-      v.evidence.map(([name, value, meaning]) => h("li", {}, h("b", {}, name), ` ${plain(value)} `, soft(meaning))),
+      v.evidence.map(([name, value, meaning]) => h("li", {}, h("b", {}, name), ` ${shown(value)} `, soft(meaning))),
     ),
     v.lever && !e && note("It has no hypothesis that could fail."),
     e &&
@@ -308,7 +309,7 @@ const campaignOverview = (host, view, store) => {
   const ids = rows.map(({ v }) => v.id);
   const [tree, chosen] = [treeOf(view, rows), h("div", {})];
   const idOf = (place) => (ids.includes(place.version) ? place.version : view.selected);
-  let shown = null;
+  let current = null;
   host.replaceChildren(
     ...[
       refusedBox(view, store),
@@ -331,8 +332,8 @@ const campaignOverview = (host, view, store) => {
   return {
     show: (place) => {
       const id = idOf(place);
-      if (shown === id) return;
-      shown = id;
+      if (current === id) return;
+      current = id;
       for (const line of tree.querySelectorAll(".version"))
         line.setAttribute("aria-current", String(line.dataset.version === id));
       chosen.replaceChildren(...view.versions.filter((v) => v.id === id).map((v) => versionCard(v, store)));
