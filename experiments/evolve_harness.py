@@ -73,6 +73,7 @@ def main(argv) -> None:
 
 def run() -> int:
     from coevolve_jax import config as configs
+    from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
     from coevolve_jax.harness import campaign, final, launch, loop
     from coevolve_jax.harness.store import Store
@@ -104,19 +105,25 @@ def run() -> int:
         compiled = store_folder / "compiled"
         made, asked = launch.launcher(compiled), launch.evaluator(compiled)
         store = Store(store_folder, loop.without_harness(config), made, asked, _JOBS.value)
-        evolution = loop.Evolution(found, config, store, say=lambda text: print(text, flush=True))
+        page = lambda: report.write_report(folder)
+        say = lambda text: print(text, flush=True)
+        evolution = loop.Evolution(found, config, store, say, page)
         if _REPLAY.value:
             differences = evolution.replay()
             print("\n".join(differences) or "Everything is as the runs give it.")
             return 1 if differences else 0
         if version := _APPROVE.value or _REFUSE.value:
             evolution.decide(version, bool(_APPROVE.value), _WHY.value)
-        evolution.run(_GATE.value)
+        try:
+            evolution.run(_GATE.value)
+        finally:
+            page()  # also where a person is waited for, or a file was changed
         print(loop.summary(evolution))
         if _FINAL.value:
             fresh = plan.parse_seeds(_FINAL_SEEDS.value)
             final.open_test(evolution, fresh, told, _REOPEN.value)
             final.read(evolution, fresh)
+            page()
             print(final.table(final.result_of(folder)))
     return 0
 

@@ -140,6 +140,11 @@ def is_comparison(folder: str | os.PathLike) -> bool:
     return any((pathlib.Path(folder) / name).is_file() for name in ("plan.json", "comparison.json"))
 
 
+def is_campaign(folder: str | os.PathLike) -> bool:
+    """Whether the folder is a campaign's (harness/campaign.py)."""
+    return (pathlib.Path(folder) / "campaign.json").is_file()
+
+
 def is_run(folder: str | os.PathLike) -> bool:
     """Whether a run has begun in the folder."""
     return any((pathlib.Path(folder) / name).is_file() for name in ("config.json", "metrics.jsonl"))

@@ -22,7 +22,7 @@ from markupsafe import Markup
 LARGEST = 5_000_000  # bytes of a page that holds all of its data
 SCRIPT = 200_000  # bytes, at most, of a page without its data
 PART = 1 << 20  # bytes of JSON, about, that the page unpacks at once
-STYLES = ("vendor/uPlot.min.css", "style.css", "reader.css")
+STYLES = ("vendor/uPlot.min.css", "style.css", "reader.css", "campaign.css")
 SCRIPTS = (  # one subject each; they share one scope for names, and stand after those that they use
     "vendor/uPlot.iife.min.js",
     "dom.js",
@@ -39,6 +39,7 @@ SCRIPTS = (  # one subject each; they share one scope for names, and stand after
     "tokens.js",
     "trajectories.js",
     "comparison.js",
+    "campaign.js",
     "main.js",
 )
 

@@ -24,6 +24,8 @@ from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
 PARTS = ("proposal", "backtest", "evidence", "verdict", "learned")
+START = "v000"
+MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
 
 class Tampered(ValueError):
@@ -57,7 +59,27 @@ class Campaign:
     def read(self, version: str, part: str) -> Any:
         """The content of one part of a version; None if it is not there yet."""
         path = self.path(version, part)
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except ValueError as error:
+            raise Tampered(f"{path} is not JSON ({error}): restore it.") from None
+
+    def next(self) -> tuple[str, str] | None:
+        """(version, part) of the next thing to do; None where the campaign is over."""
+        there, wanted = self.versions(), self.plan()["config"]["harness"]["versions"]
+        for part in PARTS if there else ():
+            if self.read(there[-1], part) is None:
+                return there[-1], part
+        kinds = [self.read(version, "verdict")["kind"] for version in there]
+        refused = kinds.count("refused")
+        if len(kinds) - 1 - refused >= wanted or refused >= MOST_REFUSED * wanted:
+            return None
+        return f"v{len(there):03d}", "proposal"
+
+    def selected(self) -> str:
+        """The version that the campaign ends with: the last promoted one, or v000."""
+        judged = {v: self.read(v, "verdict") for v in self.versions()}
+        return [START, *(v for v, found in judged.items() if found and found["kind"] == "promoted")][-1]
 
     def events(self) -> list[dict[str, Any]]:
         """The events. Raises Tampered where the chain of hashes breaks."""
@@ -71,15 +93,9 @@ class Campaign:
         return found
 
     def _lines(self) -> list[str]:
-        """Whole lines: a kill may have left half of one, which is cut off."""
-        if not self._events.exists():
-            return []
-        text = self._events.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            with open(self._events, "r+") as file:
-                file.truncate(len(whole.encode()))
-        return whole.splitlines()
+        """Whole lines: a kill may have left half of one."""
+        text = self._events.read_text() if self._events.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()
 
     # ---- writing -----------------------------------------------------------------------------------
 
@@ -108,6 +124,7 @@ class Campaign:
         lines = self._lines()
         line = json.dumps({"n": len(lines), **row, "previous": _sha(lines[-1].encode()) if lines else ""})
         with open(self._events, "a") as file:
+            file.truncate(sum(len(whole.encode()) + 1 for whole in lines))  # cuts off half a line
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())

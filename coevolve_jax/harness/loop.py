@@ -25,14 +25,13 @@ from coevolve_jax import names
 from coevolve_jax.config import keys
 from coevolve_jax.harness import backtest, diagnostics, evidence, levers, registry, skills, verdict
 from coevolve_jax.harness import campaign as folders
-from coevolve_jax.harness.campaign import Campaign
+from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.store import Question, Store
 from coevolve_jax.seeding import rng_for
 
-START = "v000"
 GATES = {
     "design": ("evidence",),
     "verdict": ("verdict",),
@@ -40,7 +39,6 @@ GATES = {
 CANARY = "The start's policy is scored differently under this version's config: a lever moved the judge."
 MANY = 10  # versions with a forecast, until it can be found unreliable
 FORECAST_OF = {"live": ("live_groups",), "tokens": ("live_tokens",)}  # forecast -> the checks that rest on it
-MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
 
 class Waiting(Exception):
@@ -55,6 +53,7 @@ class Evolution:
       config: of v000, with the section `harness`.
       store: where its runs are.
       say: receives a sentence for each thing that is done.
+      after: called after each version.
     """
 
     def __init__(
@@ -63,8 +62,9 @@ class Evolution:
         config: ConfigDict,
         store: Store,
         say: Callable[[str], object] = lambda s: None,
+        after: Callable[[], object] = lambda: None,
     ):
-        self.campaign, self.store, self._say = campaign, store, say
+        self.campaign, self.store, self._say, self._after = campaign, store, say, after
         self.settings = config.harness
         self.levers = levers.table(config)
         self._first = without_harness(config)
@@ -145,9 +145,7 @@ class Evolution:
 
     def selected(self) -> str:
         """The version that the campaign ends with: the last promoted one, or v000."""
-        return [
-            v for v in self.campaign.versions() if (x := self.verdict(v)) and x.kind in ("start", "promoted")
-        ][-1]
+        return self.campaign.selected()
 
     def selection(self, version: str) -> dict[int, evidence.Selection]:
         return {seed: evidence.selection(run) for seed, run in self.runs(version).items()}
@@ -156,18 +154,7 @@ class Evolution:
 
     def next(self) -> tuple[str, str] | None:
         """(version, part) of the next thing to do; None where the campaign is over."""
-        there = self.campaign.versions()
-        if not there:
-            return START, "proposal"
-        for part in folders.PARTS:
-            if self.campaign.read(there[-1], part) is None:
-                return there[-1], part
-        kinds = [v.kind for v in map(self.verdict, there) if v]
-        refused = kinds.count("refused")
-        trained = len(kinds) - 1 - refused
-        if trained >= self.settings.versions or refused >= MOST_REFUSED * self.settings.versions:
-            return None
-        return f"v{len(there):03d}", "proposal"
+        return self.campaign.next()
 
     def run(self, gate: str = "none") -> None:
         """Goes on to the end. Raises Waiting where --gate asks a person, and Tampered for a changed file."""
@@ -188,6 +175,8 @@ class Evolution:
                 return
             self.campaign.write(version, part, made)
             self._tell(version, part)
+            if part == folders.PARTS[-1]:
+                self._after()
 
     def replay(self) -> list[str]:
         """Makes every part again from the runs and earlier parts. Returns a sentence for each difference."""

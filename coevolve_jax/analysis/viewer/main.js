@@ -134,6 +134,7 @@ const build = async (from) => {
   document.getElementById("overview").hidden = false; // charts are measured
   const panels = document.getElementById("panels");
   if (run.kind === "comparison") comparisonOverview(panels, run);
+  else if (run.kind === "campaign") page.views.overview = campaignOverview(panels, run, store);
   else {
     runOverview(panels, run);
     page.views.tasks = tasksView(section("tasks"), run, store);
