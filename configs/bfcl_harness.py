@@ -7,12 +7,13 @@ Two CPU cores train about thirty such runs in an hour (docs/notes/harness.md).
 
     start     tuned (the demo's own settings), or textbook (GRPO as it is in textbooks)
     fault     one of coevolve_jax/harness/bench.py, planted into the start; none
+    proposer  scripted, placebo, score, search, or llm (a model over the OpenAI protocol)
     strategy  how the training set grows; static: not at all
 """
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.config import harness, inherit, override, parse_arg
+from coevolve_jax.config import harness, harness_model, inherit, override, parse_arg
 from coevolve_jax.harness.bench import FAULTS
 
 STARTS = {
@@ -26,7 +27,9 @@ STARTS = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    arg = parse_arg(arg, start="tuned", fault="none", strategy="static", seed=0, engine="native")
+    arg = parse_arg(
+        arg, start="tuned", fault="none", proposer="scripted", strategy="static", seed=0, engine="native"
+    )
     if arg.start not in STARTS:
         raise ValueError(f"Config argument start={arg.start!r} must be one of {', '.join(STARTS)}.")
     if arg.fault not in FAULTS:
@@ -36,4 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evaluation.every = 0
     c.checkpoint.every = 24
     c.harness = harness()
+    c.harness.proposer = arg.proposer
+    if arg.proposer == "llm":
+        c.harness_model = harness_model()
     return override(c, {**STARTS[arg.start], **FAULTS[arg.fault].changes})

@@ -16,7 +16,7 @@ ALL = ("",)
 # name; "envs.*" is one package for each family.
 MAY_IMPORT = {
     "types": (),
-    "config": ("names", "config.schedule", "diagnosis.rewards"),
+    "config": ("names", "config.schedule", "diagnosis.rewards", "llm.settings"),
     "config.schedule": (),
     "seeding": (),
     "names": (),
@@ -60,6 +60,7 @@ MAY_IMPORT = {
     "loop": ALL,
     "harness": (
         "types",
+        "llm",
         "seeding",
         "config",
         "names",

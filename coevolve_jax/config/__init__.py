@@ -5,7 +5,16 @@ it changes.
 """
 
 from coevolve_jax.config.command_line import check_new_file, parse_flags
-from coevolve_jax.config.loading import defaults, find, harness, inherit, load_file, override, parse_arg
+from coevolve_jax.config.loading import (
+    defaults,
+    find,
+    harness,
+    harness_model,
+    inherit,
+    load_file,
+    override,
+    parse_arg,
+)
 from coevolve_jax.config.methods import (
     PARTS,
     REMEDY,
@@ -32,7 +41,7 @@ from coevolve_jax.config.rules import check, check_evolution, check_values
 
 __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
-    "defaults", "difference", "digest", "explorer", "filled", "find", "harness", "inherit", "load_file",
-    "needs", "numbers", "of_run", "override", "parse_arg", "parse_flags", "read", "reads", "renamed",
-    "scheduled", "strategy", "to_json", "trackers", "words_by_model",
+    "defaults", "difference", "digest", "explorer", "filled", "find", "harness", "harness_model", "inherit",
+    "load_file", "needs", "numbers", "of_run", "override", "parse_arg", "parse_flags", "read", "reads",
+    "renamed", "scheduled", "strategy", "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

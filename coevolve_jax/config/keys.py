@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax.config.kinds import Key, texts, wholes
+from coevolve_jax.llm import settings
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -333,6 +334,9 @@ HARNESS = dict(
     noise=Key(0.017, least=0.0),
 )
 
+# A section of campaigns whose proposer asks a model: the settings of its client (llm/settings.py).
+HARNESS_MODEL: dict[str, Any] = {**settings.DEFAULTS, "budget_tokens": 400_000}
+
 # Bounds on settings of our strategies and explorers. Their modules have the defaults and the meanings.
 OWN: dict[str, Key] = {
     "strategy.probe": Key(None, least=0),
@@ -384,6 +388,7 @@ REQUIRED: dict[str, Key] = _specified(TOP)
 for _section, _keys in SECTIONS.items():
     REQUIRED |= _specified(_keys, f"{_section}.")
 OPTIONAL: dict[str, Key] = _specified(TESTBED, "testbed.") | _specified(HARNESS, "harness.")
+OPTIONAL |= _specified(HARNESS_MODEL, "harness_model.")
 for _keys in FAMILIES.values():
     OPTIONAL |= _specified(_keys, "environment.")
 SERVING = tuple(name for name, key in (REQUIRED | OWN).items() if key.serving)

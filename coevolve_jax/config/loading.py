@@ -28,6 +28,11 @@ def harness() -> ConfigDict:
     return ConfigDict(_values(keys.HARNESS))
 
 
+def harness_model() -> ConfigDict:
+    """The section of a model that proposes, `config.harness_model`, with every key at its default."""
+    return ConfigDict(_values(keys.HARNESS_MODEL))
+
+
 def _values(specified: Mapping[str, Any]) -> dict[str, Any]:
     return {name: key.default if isinstance(key, Key) else key for name, key in specified.items()}
 

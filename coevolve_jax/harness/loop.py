@@ -31,6 +31,7 @@ from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.store import Question, Store
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.types import Group
 
 GATES = {
     "design": ("evidence",),
@@ -139,9 +140,14 @@ class Evolution:
     def history(self, before: str) -> History:
         """Returns what the proposer of version `before` knows."""
         done = [v for v in self.campaign.versions() if v < before]
-        return History(
-            [self.seen(v) for v in done], {v: self.config(v) for v in done}, self.levers, self.skills(before)
-        )
+        configs_of = {v: self.config(v) for v in done}
+        seen = [self.seen(v) for v in done]
+        return History(seen, configs_of, self.levers, self.skills(before), self._shown)
+
+    def _shown(self, version: str) -> list[Group]:
+        """Groups of the first seed's last recorded step, on tasks that no test of a diagnostic reads."""
+        last = evidence.groups(self.runs(version)[self.settings.seeds[0]])[-1:]
+        return [g for step in last for g in step if not registry.testing_half(g.task.id)]
 
     def selected(self) -> str:
         """The version that the campaign ends with: the last promoted one, or v000."""
@@ -189,6 +195,13 @@ class Evolution:
             for part in folders.PARTS:
                 there = self.campaign.read(version, part)
                 if there is None or (part == "evidence" and "failed" in there):
+                    continue
+                if (
+                    part == "proposal"
+                    and version != START
+                    and not getattr(self._proposer, "REPEATABLE", True)
+                ):
+                    self._check(self.proposal(version))
                     continue
                 made = json.loads(json.dumps(getattr(self, f"_{part}")(version)))
                 if made != there:
@@ -430,8 +443,10 @@ class Evolution:
 
 
 def without_harness(config: ConfigDict) -> ConfigDict:
-    """The config of an ordinary run: without the section of the campaign."""
-    return ConfigDict({key: value for key, value in config.to_dict().items() if key != "harness"})
+    """The config of an ordinary run: without the sections of the campaign."""
+    return ConfigDict(
+        {key: value for key, value in config.to_dict().items() if key not in ("harness", "harness_model")}
+    )
 
 
 def settled(config: ConfigDict) -> ConfigDict:

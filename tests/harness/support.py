@@ -3,17 +3,23 @@
 import json
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign, loop
 from coevolve_jax.harness.store import Store
 from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up
 from tests.support.paths import ROOT
 
+MODEL: dict = {}  # config.harness_model, for a proposer that asks
+
 
 def config(fault: str = "slow", diagnostics: str = "fixed", **settings):
     """configs/bfcl_harness.py with a fault and values of its section harness."""
     settings["diagnostics"] = diagnostics
     found = configs.load_file(ROOT / "configs" / "bfcl_harness.py", f"fault={fault}")
+    if MODEL:
+        found.harness_model = ConfigDict(MODEL)
     return loop.settled(configs.override(found, {f"harness.{k}": v for k, v in settings.items()}))
 
 

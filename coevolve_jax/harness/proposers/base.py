@@ -2,7 +2,8 @@
 
 A proposer is a module with `make(config) -> Proposer`; config.harness.proposer names it, as
 config.strategy.name names a strategy. A module may set `RULES`, the conditions of its campaigns' verdicts
-(verdict.py), and `BACKTEST` to False, where versions are trained unseen.
+(verdict.py), `BACKTEST` to False, where versions are trained unseen, and `REPEATABLE` to False, where it may
+answer otherwise when it is asked again.
 
 No proposer sees the selection set or the test: of a version's score it is told what `Seen` holds.
 """
@@ -10,7 +11,7 @@ No proposer sees the selection set or the test: of a version's score it is told 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.harness.levers import Changes, Lever, Refused, move
 from coevolve_jax.harness.records import Proposal, Skill
+from coevolve_jax.types import Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +46,15 @@ class Seen:
 class History:
     """All that a proposer knows.
 
-    configs: version -> config. levers: the open ones. skills: with their record so far.
+    configs: version -> config. levers: the open ones. skills: with their record so far. rollouts: version ->
+    groups of its training on the half of the tasks that proposers see (registry.py).
     """
 
     versions: Sequence[Seen]
     configs: Mapping[str, ConfigDict]
     levers: Mapping[str, Lever]
     skills: Sequence[Skill]
+    rollouts: Callable[[str], Sequence[Group]] = lambda version: ()
 
     @property
     def best(self) -> Seen:

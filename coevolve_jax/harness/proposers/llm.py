@@ -1,0 +1,144 @@
+"""A language model proposes one move of one lever, with a hypothesis. The scripted proposer stands in for it.
+
+The model's answer is six short values. Lever, move, diagnostic and direction must be names of the tables, so
+text becomes a value in a range and nothing else. What it reads holds no selection or test task, no path, and
+no score finer than one standard error. A wrong, late or unaffordable answer is counted, and the scripted
+proposer goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from ml_collections import ConfigDict
+from pydantic import BaseModel, Field
+
+from coevolve_jax import config as configs
+from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness.proposers.base import History, Seen
+from coevolve_jax.harness.proposers.scripted import Scripted
+from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.skills import holding
+from coevolve_jax.llm.answers import Client
+from coevolve_jax.llm.client import Client as Asking
+from coevolve_jax.llm.prompting import Prompts, json_line, line, step_line
+
+REPEATABLE = False  # the same question may get another answer, so --replay takes the proposal as it is
+PROMPTS = Prompts(Path(__file__).with_name("prompts"))
+ROLE = "propose"
+LAST = 12  # versions that a question tells of
+SHOWN = 6  # rollouts
+ATTEMPTS = 3  # questions, at most, for one proposal
+
+
+class Answer(BaseModel):
+    """A model's proposal."""
+
+    lever: str = Field(max_length=60)
+    move: str = Field(max_length=60)
+    because: str = Field(max_length=400)
+    diagnostic: str = Field(max_length=60)
+    direction: Literal["up", "down"]
+    least: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Model:
+    """Asks a client.
+
+    refused: refusals of its answers, a sentence each, newest last.
+    """
+
+    def __init__(self, client: Client):
+        self.client, self.refused = client, list[str]()
+        self._scripted = Scripted()
+
+    def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
+        parent = history.best
+        for _ in range(ATTEMPTS):
+            question = PROMPTS.question(
+                ROLE, int(rng.integers(2**31)), {"version": parent.id}, **self._told(history, parent)
+            )
+            (answer,) = self.client.ask(ROLE, [question], Answer)
+            if answer is None:
+                break
+            if found := self._checked(history, parent, answer):
+                return found
+        return self._scripted.propose(history, rng)
+
+    def _checked(self, history: History, parent: Seen, answer: Answer) -> Proposal | None:
+        """The proposal of an answer; None, with a refusal, where it names what there is not."""
+        if answer.diagnostic not in MEANINGS:
+            return self._refuse(f"{answer.diagnostic[:40]!r} is no value of a training run.")
+        if (answer.lever, answer.move) not in history.new_moves(parent.id):
+            return self._refuse(f"{answer.lever[:40]!r} {answer.move[:40]!r} is no open move.")
+        found = history.first_that_runs(parent.id, [(answer.lever, answer.move)])
+        if found is None:
+            return self._refuse(f"{answer.lever} {answer.move} cannot run or has no effect.")
+        return Proposal(
+            parent.id,
+            *found,
+            because=line(answer.because),
+            proposer="llm",
+            evidence={answer.diagnostic: parent.row.get(answer.diagnostic)},
+            expects=Expectation(answer.diagnostic, answer.direction, answer.least),
+        )
+
+    def _refuse(self, why: str) -> None:
+        self.refused.append(why)
+        self.client.costs[f"refused/{ROLE}"] += 1
+
+    def _told(self, history: History, parent: Seen) -> dict:
+        new: dict[str, list[str]] = {}
+        for lever, move in history.new_moves(parent.id):
+            new.setdefault(lever, []).append(move)
+        config = history.configs[parent.id]
+        known = {name: value for name, value in parent.row.items() if value is not None}
+        return {
+            "parent": parent,
+            "values": [(name, f"{value:.4g}", MEANINGS[name]) for name, value in known.items()],
+            "versions": [_version(v) for v in history.versions[-LAST:]],
+            "skills": [f"{s.because} Then: {s.lever} {s.move}." for s in holding(history.skills, parent.row)],
+            "levers": [f"{key} = {_value(config, key)}: {', '.join(moves)}" for key, moves in new.items()],
+            "rollouts": list(_rollouts(history, parent.id)),
+        }
+
+
+def _version(seen: Seen) -> str:
+    score = "not trained" if seen.score is None else f"score about {100 * seen.score:.0f}%"
+    move = (
+        f"{seen.proposal.lever} {seen.proposal.move} of {seen.proposal.parent}" if seen.proposal else "start"
+    )
+    return f"{seen.id}: {move}, {seen.kind}, {score}. {line(seen.decided)}".rstrip()
+
+
+def _value(config: ConfigDict, key: str) -> str:
+    return json_line({"value": configs.find(config, key)})[10:-1]
+
+
+def _rollouts(history: History, version: str) -> Iterator[str]:
+    """Training rollouts of the half of the tasks that proposers see, failures and successes in turn."""
+    rollouts = [(t.outcome.success, t) for g in history.rollouts(version) for t in g.valid]
+    sides = [[t for won, t in rollouts if won == side][: SHOWN // 2] for side in (False, True)]
+    for t in [t for side in sides for t in side]:
+        steps = [step_line(i, s.call, s.observation, s.error) for i, s in enumerate(t.steps) if s.call]
+        yield json_line({"success": t.outcome.success, "stop": t.stop, "steps": steps[:8]})
+
+
+def make(config: ConfigDict) -> Model:
+    """Raises ValueError where config.harness_model cannot be asked (llm/client.py)."""
+    if "harness_model" not in config:
+        raise ValueError(
+            "config.harness.proposer is 'llm', and the config has no section harness_model: make one by "
+            "coevolve_jax.config.harness_model()."
+        )
+    client = Asking(config.harness_model, section="harness_model")
+    client.found()
+    if math.isclose(config.harness_model.budget_tokens, 0):
+        raise ValueError(
+            "config.harness_model.budget_tokens is 0: a campaign that asks a model needs a bound."
+        )
+    return Model(client)

@@ -1,0 +1,117 @@
+"""A language model as proposer: good, hostile, silent and spent. Its questions hold nothing that selects."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coevolve_jax import config as configs
+from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness.proposers import llm
+from coevolve_jax.llm.answers import Fault, read
+from tests.harness.support import evolution
+from tests.support.llm_cases import server, settings_of  # noqa: F401 (fixture)
+from tests.support.openai_server import FAULTS, replied
+
+GOOD = {
+    "lever": "learner.learning_rate", "move": "x3", "because": "It is slow.", "diagnostic": "kl_last",
+    "direction": "up", "least": 0.001,
+}  # fmt: skip
+
+
+class Playing:
+    """A client whose model says what it was told to; the questions are kept."""
+
+    def __init__(self, *texts: str | None):
+        self.costs, self.llm_calls, self.questions, self._texts = Counter(), [], [], list(texts)
+
+    def ask(self, role, questions, form):
+        self.questions += questions
+        text = self._texts.pop(0) if self._texts else None
+        try:
+            return [None if text is None else read(text, form)]
+        except Fault:
+            return [None]
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """A campaign whose start is judged: the next thing is a proposal."""
+    found = evolution(tmp_path_factory.mktemp("llm") / "campaign", "slow", versions=2)
+    found.run()
+    found.known = found.history("v001")
+    return found
+
+
+def propose(campaign, *texts):
+    model = llm.Model(Playing(*texts))
+    return model, model.propose(campaign.known, np.random.default_rng(0))
+
+
+def test_a_good_answer_becomes_one_move_with_its_hypothesis(campaign):
+    model, drawn = propose(campaign, json.dumps(GOOD))
+    assert (drawn.lever, drawn.move, drawn.proposer) == ("learner.learning_rate", "x3", "llm")
+    assert drawn.changes == {"learner.learning_rate": pytest.approx(3e-5)}
+    assert drawn.expects.diagnostic == "kl_last" and drawn.evidence["kl_last"] is not None
+    campaign._check(drawn)
+
+
+def test_a_question_holds_the_levers_and_nothing_that_selects(campaign):
+    model, _ = propose(campaign, json.dumps(GOOD))
+    (question,) = model.client.questions
+    text = question.system + question.user
+    for lever in campaign.levers.values():
+        assert not lever.moves(campaign.config("v000")) or lever.name in text
+    assert "kl_last" in text and '"steps"' in text and "too-slow" not in text
+    selection = campaign.selection("v000")[0]
+    assert not any(task in text for task in selection.by_task) and str(campaign.campaign.folder) not in text
+    assert f"{selection.success:.3f}" not in text and "seed_0" not in text
+
+
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(["evaluation.tasks", "../verdict.py", "environment.eval_split", "x3", "seed", "v001"]),
+)
+
+
+@settings(max_examples=40)
+@given(lever=TEXTS, move=TEXTS, diagnostic=TEXTS, because=st.text(max_size=60))
+def test_a_hostile_answer_changes_nothing_and_the_scripted_proposer_goes_on(
+    campaign, lever, move, diagnostic, because
+):
+    bad = {**GOOD, "lever": lever, "move": move, "diagnostic": diagnostic, "because": because}
+    model, drawn = propose(campaign, *[json.dumps(bad)] * llm.ATTEMPTS)
+    if diagnostic not in MEANINGS:
+        assert drawn.proposer == "scripted" and model.client.costs["refused/propose"] == llm.ATTEMPTS
+    campaign._check(drawn)
+    assert all("\n" not in why and len(why) < 200 for why in model.refused)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "no JSON", '{"lever": "learner.learning_rate"}', json.dumps({**GOOD, "least": -1}),
+     json.dumps(GOOD).replace("0.001", "NaN"), json.dumps({**GOOD, "lever": "x" * 10_000_000})],
+)  # fmt: skip
+def test_a_broken_or_missing_answer_is_no_proposal(campaign, text):
+    _, drawn = propose(campaign, text)
+    assert drawn.proposer == "scripted"
+
+
+def test_a_campaign_over_http_ends_and_its_books_add_up(server, tmp_path, monkeypatch):
+    known = configs.harness_model().to_dict()
+    given = {
+        key: value for key, value in settings_of(server).items() if key in ("base_url", "cache", "attempts")
+    }
+    monkeypatch.setattr("tests.harness.support.MODEL", {**known, **given, "json_schema": False})
+    monkeypatch.setitem(FAULTS, "a proposal", replied(text=json.dumps(GOOD)))
+    server.faults = ["a proposal"]  # the next question it does not know: a broken answer
+    found = evolution(tmp_path / "campaign", "slow", versions=2, proposer="llm")
+    found.run()
+    first, second = (found.proposal(v) for v in ("v001", "v002"))
+    assert (first.proposer, first.move) == ("llm", "x3") and second.proposer == "scripted"
+    costs = found._proposes.client.costs
+    assert costs["llm_tokens"] == costs["llm_tokens_in/propose"] + costs["llm_tokens_out/propose"] > 0
+    assert found.replay() == []
