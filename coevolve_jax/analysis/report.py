@@ -25,7 +25,7 @@ from coevolve_jax.harness.campaign import Campaign
 def write_report(workdir: str | os.PathLike, live: bool = False) -> pathlib.Path:
     """Writes workdir/report.html and returns its path. Raises what `load_run` raises.
 
-    workdir: a run's, or the folder of a comparison or a campaign. live: the page is served and follows the run.
+    workdir: a run's, or the folder of a comparison or a campaign. live: the page is served and follows it.
     """
     path = pathlib.Path(workdir) / "report.html"
     if is_campaign(workdir):
@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> None:
         known = any(holds(given.folder) for holds in (is_campaign, is_comparison, is_run))
         if pathlib.Path(given.folder).is_dir() and not known:
             raise ValueError(
-                f"{given.folder} holds neither a run nor a comparison nor a campaign: give the workdir of a run "
-                "that has begun."
+                f"{given.folder} holds neither a run nor a comparison nor a campaign: give the workdir of a "
+                "run that has begun."
             )
         path = write_report(given.folder, given.live)
         sys.stdout.write(f"{path}\n")

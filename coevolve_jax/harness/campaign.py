@@ -85,8 +85,12 @@ class Campaign:
         """The events. Raises Tampered where the chain of hashes breaks."""
         found, before = [], ""
         for number, line in enumerate(self._lines(), 1):
-            row = json.loads(line)
-            if row["previous"] != before:
+            try:
+                row = json.loads(line)
+                told = row["previous"]
+            except (ValueError, KeyError, TypeError):
+                raise Tampered(f"{self._events}, line {number} is no event: restore it.") from None
+            if told != before:
                 raise Tampered(f"{self._events}, line {number}: a line before it was changed or removed.")
             found.append(row)
             before = _sha(line.encode())

@@ -1,13 +1,13 @@
-"""Whole campaigns of the made-up trainer with all that a page can show: backtests, diagnostics, transcripts."""
+"""A whole campaign of the made-up trainer, with transcripts, an audit and a reading of the test."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign, final, loop
-from coevolve_jax.harness.backtest import Backtest, Check
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.rollouts import write_evaluation
@@ -18,107 +18,83 @@ from tests.support.report_cases import CALLS, fake_task
 
 DIAGNOSTICS = [
     Diagnostic(
+        "share_of_ls", "trajectory", "double(tools.filter(t, t == 'ls').size())", "either", "refused", "v001",
+        "scripted", test=Registration(2, 0.05 / 6, 0.55, 0.2, 140, 0.0, {"v000": (0.52, 70)}, True,
+            ("v000 seed 0",), "Its AUC of 0.550 is nearer than 0.1 to 0.5."),
+    ),
+    Diagnostic(
         "tool_failures", "trajectory", "calls == 0 ? 0.0 : double(errors) / double(calls)", "up_is_bad",
         "registered", "v001", "scripted", 0.31, 0.44,
         Registration(1, 0.025, 0.68, 0.0021, 140, 0.0, {"v000": (0.67, 70), "v001": (0.69, 70)}, False,
-            ("v000/0", "v001/0"), None),
-    ),
-    Diagnostic(
-        "share_of_ls", "trajectory", "double(tools.filter(t, t == 'ls').size())", "either", "refused", "v001",
-        "scripted",
-        test=Registration(2, 0.05 / 6, 0.55, 0.2, 140, 0.0, {"v000": (0.52, 70)}, True, ("v000/0",),
-            "Its AUC of 0.550 is nearer than 0.1 to 0.5."),
+            ("v000 seed 0", "v001 seed 0"), None),
     ),
 ]  # fmt: skip
+REJECTED = [
+    {"seed": 0, "task": f"held_out-{n}", "rollout": 1, "why": f"File {n} is still there."} for n in (0, 2)
+]
 
 
-class Wired(loop.Evolution):
-    """A campaign that records what a page shows besides. It refuses the backtest of version `refuses`."""
+class Recorded(loop.Evolution):
+    """A campaign with made-up diagnostics, in which a verifier rejects successes of v003."""
 
-    refuses = "v002"
-
-    def _backtest(self, version):
-        if version == loop.START:
-            return super()._backtest(version)
-        bad = version == self.refuses
-        checks = {
-            "live_groups": Check(0.4 if bad else 0.97, 0.8, not bad),
-            "order_tiers": Check(0.02, None, True),
-        }
-        why = "0.40 times as many groups are learned from, below 0.8." if bad else None
-        return Backtest(
-            "v000", "", checks, {"live": 0.62}, why, ("3 groups get a spread.",), ("rollout.temperature",)
-        ).to_json()
+    def _registered(self, version):
+        return [] if version == loop.START else DIAGNOSTICS
 
     def _evidence(self, version):
-        found = super()._evidence(version)
-        if "row" in found and version == "v001":
-            rejected = [{"seed": 0, "task": "held_out-0", "rollout": 0, "why": "The file is still there."}]
-            found |= {"came": {"live": 0.58}, "audit": {"rejected": rejected}}
-        return found
-
-    def _learned(self, version):
-        told = {} if version == loop.START else {"diagnostics": [d.to_json() for d in DIAGNOSTICS]}
-        return {**super()._learned(version), **told}
+        more = {"audit": {"rejected": REJECTED}} if version == "v003" else {}
+        return super()._evidence(version) | more
 
 
 def launch(jobs, side_by_side):
     """Trains as the made-up trainer does, and writes transcripts of six tasks and the seconds."""
     failed = train_made_up(jobs, side_by_side)
-    for job in jobs:
-        if job.start is None:
-            continue
+    for job in (job for job in jobs if job.start):
         rng = np.random.default_rng(job.config.seed)
-        groups = [_group(rng, f"held_out-{i}", job.config.learner.learning_rate > 2e-5) for i in range(6)]
+        good = job.config.learner.learning_rate > 2e-5
+        groups = [_group(rng, f"held_out-{i}", good and i % 2 == 0) for i in range(6)]
         write_evaluation(job.workdir, 12, {"iid": groups})
-        told = {"steps": 12, "seconds": {"rollout": 30.0, "update": 11.5}}
-        (job.workdir / "summary.json").write_text(json.dumps(told))
+        told = {"rollout": 30.0, "update": 1e6 * job.config.learner.learning_rate}
+        (job.workdir / "summary.json").write_text(json.dumps({"steps": 12, "seconds": told}))
     return failed
 
 
-def _group(rng, name, good):
-    """Two rollouts of a task. A good policy solves tasks that end in an even number."""
-    task = fake_task(rng, name)
-    success = good and name[-1] in "024"
+def _group(rng, name, success):
+    """Two rollouts of a task, both solved or both failed."""
+    task, empty = fake_task(rng, name), np.zeros(0)
     steps = tuple(
         Step(number, f"call {k}", call, "done" if success else "no such file", not success)
         for number, _ in enumerate(task.turns)
         for k, call in enumerate(CALLS[:2])
     )
-    empty = np.zeros(0)
-    return Group(
-        task,
-        tuple(
-            Trajectory(name, k, empty, empty, empty, empty, turn_starts=(), steps=steps, stop="done",
-                outcome=Outcome(float(success), success))
-            for k in range(2)
-        ),
-    )  # fmt: skip
+    outcome = Outcome(float(success), success)
+    return Group(task, tuple(Trajectory(name, k, *[empty] * 4, (), steps, "done", outcome) for k in range(2)))
 
 
-def fake_campaign(folder: Path, versions: int = 3, read: bool = True, **settings) -> Wired:
-    """A finished campaign. v001 scores higher and a person refuses it; v002 is refused by its backtest.
+def fake_campaign(folder: Path) -> tuple[Path, Path]:
+    """Returns a finished campaign whose test was read, and a copy from when v003 waited for its verdict.
 
-    read: the test was read. settings: of the section harness.
+    v001 is promoted, v002 refused by its backtest, and v003 scores higher but its target has not moved.
     """
-    c = config("slow", versions=versions, **settings)
+    c, whole, half = config("slow", versions=2, seeds=(0,)), folder / "whole", folder / "half"
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
-    begun = campaign.begin(folder, {"config": json.loads(configs.to_json(c)), "told": told})
-    found = Wired(begun, c, Store(folder.parent / "store", loop.without_harness(c), launch, jobs=1))
-    for approved, why in ((False, "the successes look odd"), *[(True, "")] * 9):
+    begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
+    found = Recorded(begun, c, Store(folder / "store", loop.without_harness(c), launch, jobs=1))
+    for version in ("v001", "v002", "v003", None):
         try:
             found.run(gate="verdict")
         except loop.Waiting:
-            found.decide(found.next()[0], approved, why)
-    if read:
-        final.open_test(found, [100, 101, 102], {"date": "2026-11-25"}, reopen=False)
-        final.read(found, [100, 101, 102], evaluate)
-    return found
+            assert begun.next() == (version, "verdict")
+            if version == "v003":
+                shutil.copytree(whole, half, symlinks=True)
+            found.decide(version, True, "")
+    final.open_test(found, [100, 101], {"date": "2026-11-25"}, reopen=False)
+    final.read(found, [100, 101], _evaluate)
+    return whole, half
 
 
-def evaluate(tasks, run, protocol, path):
-    """Reads a run as its own selection set says, with three tasks lost."""
+def _evaluate(tasks, run, protocol, path):
+    """Reads a run as its own selection set says, with more failures the colder it is."""
     row = json.loads((run / "evaluations.jsonl").read_text())
-    counts = {task: [0 if task in ("held_out-1", "held_out-2", "held_out-3") else c[0], c[1]]
-              for task, c in row["by_task"].items()}  # fmt: skip
+    lost = {f"held_out-{n}" for n in range(3, 20 - int(10 * protocol.temperature))}
+    counts = {task: [0 if task in lost else solved, n] for task, (solved, n) in row["by_task"].items()}
     path.write_text(json.dumps({"by_task": counts}))

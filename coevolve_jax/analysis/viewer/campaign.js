@@ -77,12 +77,13 @@ const treeOf = (view, rows) => {
 
 // ---- One version ----------------------------------------------------------------------------------------
 
-const transcript = (store) => (told) => {
-  const outcome = told.solved ? "success" : "failure";
-  const head = [h("span", { class: `outcome ${outcome}` }, outcome), ` ${told.title} `, soft(told.note)];
+const transcript = (view, store) => (place) => {
+  const [task, solved, told] = view.transcripts[place];
+  const outcome = solved ? "success" : "failure";
+  const head = [h("span", { class: `outcome ${outcome}` }, outcome), ` ${task} `, soft(told)];
   const node = h("details", { class: "question" }, h("summary", {}, head));
   const read = async () => {
-    const row = await store.full(told.row);
+    const row = await store.full(place);
     const why = row.outcome.reason ? `; ${row.outcome.reason}` : "";
     return [note(`stop: ${row.stop}${why}`), ...conversation(row, row)];
   };
@@ -119,7 +120,7 @@ const backtest = (v) => [
   v.checks.length > 0 &&
     table(
       ["backtest, before training", "value", "bound", "", ""],
-      v.checks.map((c) => [c.name, plain(c.value), plain(c.bound), tick(c.ok), wide(c.meaning)]),
+      v.checks.map(([name, value, bound, ok, meaning]) => [name, plain(value), plain(bound), tick(ok), wide(meaning)]),
     ),
   v.forecast.length > 0 &&
     table(
@@ -151,7 +152,7 @@ const bySeed = (v) =>
     .map(([seed, d]) => `seed ${seed} ${points(d)}`)
     .join(", ");
 
-const versionCard = (v, store) =>
+const versionCard = (v, view, store) =>
   h(
     "article",
     { class: "card", id: "version" },
@@ -166,12 +167,12 @@ const versionCard = (v, store) =>
     v.difference !== null &&
       note(`Child − parent on the selection set: ${bySeed(v)} points; standard error ${(100 * v.se).toFixed(1)}.`),
     v.transcripts.length > 0 && h("h4", {}, "Rollouts of the selection set"),
-    v.transcripts.map(transcript(store)),
+    v.transcripts.map(transcript(view, store)),
   );
 
 // ---- The sections ---------------------------------------------------------------------------------------
 
-const refusedHigher = (v, store) =>
+const refusedHigher = (v, view, store) =>
   h(
     "li",
     {},
@@ -179,12 +180,12 @@ const refusedHigher = (v, store) =>
     ` scored ${points(v.difference)} points over its parent (${diffOf(v)}) and is ${v.kind}: `,
     h("b", {}, v.sentence),
     v.rejected.length > 0 && note("Successes that the independent verifier rejected:"),
-    v.rejected.map(transcript(store)),
+    v.rejected.map(transcript(view, store)),
   );
 const refusedBox = (view, store) => {
   const found = view.versions.filter((v) => v.refused_higher);
   const none = "No version so far. A higher score alone promotes none: what its hypothesis names must have moved too.";
-  const list = found.map((v) => refusedHigher(v, store));
+  const list = found.map((v) => refusedHigher(v, view, store));
   return part("Scored higher and was refused", found.length ? h("ul", { class: "alerts" }, list) : note(none));
 };
 
@@ -336,7 +337,7 @@ const campaignOverview = (host, view, store) => {
       current = id;
       for (const line of tree.querySelectorAll(".version"))
         line.setAttribute("aria-current", String(line.dataset.version === id));
-      chosen.replaceChildren(...view.versions.filter((v) => v.id === id).map((v) => versionCard(v, store)));
+      chosen.replaceChildren(...view.versions.filter((v) => v.id === id).map((v) => versionCard(v, view, store)));
     },
     step: (by) => travel({ version: ids[Math.min(ids.length - 1, Math.max(0, ids.indexOf(idOf(here())) + by))] }),
     redraw: () => {},
