@@ -104,6 +104,8 @@ class Implementation:
         model = "smollm2" if case.family == "llama" else "large" if case.tied else "small"
         rows: dict[str, list[dict]] = {}
         for setting in SETTINGS.get((self.name, case.kind, model), []):
+            if _SHRINK.value and "pack_length" in setting:
+                setting = {**setting, "pack_length": setting["pack_length"] // 8}
             row = self.name if dtype(setting) == "float32" else f"{self.name} reduced"
             if setting.get("micro", 1) <= case.rows:
                 rows.setdefault(row, []).append(setting)
@@ -122,7 +124,7 @@ def implementations() -> list[Implementation]:
     return found
 
 
-def matmul_rate(size: int = 2048) -> float:
+def matmul_rate(size: int) -> float:
     """Operations per second of one float32 product of two matrices on all cores."""
     a = np.random.default_rng(0).standard_normal((size, size), np.float32)
     start = time.perf_counter()
@@ -189,10 +191,11 @@ def compare(case: Case, chosen: list[Implementation], folder: Path, logs: Path) 
         }
         first = {name: worker.ask("run") for name, worker in workers.items()}
         agreement = check(case, folder, data, workers, settings, first)
-        rates, rounds = [matmul_rate() for _ in range(3)], []
+        size = 256 if _SHRINK.value else 2048
+        rates, rounds = [matmul_rate(size) for _ in range(3)], []
         for _ in range(_REPEATS.value):
             rounds.append({name: worker.ask("run") for name, worker in workers.items()})
-            rates.append(matmul_rate())
+            rates.append(matmul_rate(size))
     rate, tokens = max(rates), useful_tokens(case, data)
     results = {}
     for name, worker in workers.items():

@@ -18,6 +18,8 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# NumPy's products are small here: threads that wait for each other on busy cores take ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # All tests and all their processes share the compiled programs, also with the next session.
 # A program's key holds the versions, the flags and the processor. `pytest --cache-clear` forgets them.
 COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
