@@ -106,8 +106,8 @@ def test_a_campaign_over_http_ends_and_its_books_add_up(server, tmp_path, monkey
         key: value for key, value in settings_of(server).items() if key in ("base_url", "cache", "attempts")
     }
     monkeypatch.setattr("tests.harness.support.MODEL", {**known, **given, "json_schema": False})
-    monkeypatch.setitem(FAULTS, "a proposal", replied(text=json.dumps(GOOD)))
-    server.faults = ["a proposal"]  # the next question it does not know: a broken answer
+    monkeypatch.setitem(FAULTS, "a proposal", ("", False, replied(text=json.dumps(GOOD))))
+    server.faults = ["a proposal", "refusal"]
     found = evolution(tmp_path / "campaign", "slow", versions=2, proposer="llm")
     found.run()
     first, second = (found.proposal(v) for v in ("v001", "v002"))
