@@ -59,7 +59,9 @@ class Proposal:
 
     @classmethod
     def from_json(cls, data: Mapping) -> Proposal:
-        return cls(**{**data, "expects": data["expects"] and Expectation(**data["expects"])})
+        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in data["changes"].items()}
+        expects = data["expects"] and Expectation(**data["expects"])
+        return cls(**{**data, "changes": changes, "expects": expects})
 
 
 @dataclasses.dataclass(frozen=True)
