@@ -1,9 +1,31 @@
-"""Planted faults: what is wrong with a start, and which levers mend it."""
+"""Planted faults: what is wrong with a start, which levers mend it, and whether campaigns find them.
+
+    right first     the first trained version moves a right lever the right way
+    right within 3  one of the first three does
+    mended          the first promoted version that regains 80% of what the fault cost, counted from 1
+
+The gains are read on fresh seeds and on fresh development tasks, which no campaign sees.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.harness.records import Verdict
+from coevolve_jax.harness.store import Question, Store
+
+REGAINED = 0.8
+FRESH_TASKS = 4321  # evaluation.seed of the tasks that read the gains
+ARMS: dict[str, dict[str, Any]] = {  # arm -> values of config.harness
+    "evolving": {"proposer": "scripted", "diagnostics": "evolving"},
+    "fixed": {"proposer": "scripted", "diagnostics": "fixed"},
+    "placebo": {"proposer": "placebo", "diagnostics": "fixed"},
+}
 
 
 class Fault(NamedTuple):
@@ -14,6 +36,64 @@ class Fault(NamedTuple):
 
     changes: Mapping[str, Any]
     right: Mapping[str, tuple[str, ...]]
+
+
+class Row(NamedTuple):
+    """The measures of one campaign, as a row of campaigns.csv. mended: "" if no version did it."""
+
+    fault: str
+    arm: str
+    seed: int
+    right_first: int
+    right_within_3: int
+    mended: int | str
+    promoted: int
+    harmful: int
+    lost: float
+    regained: float
+    runs: int
+
+
+def success(store: Store, folder: Path, name: str, config: ConfigDict, seeds: Sequence[int]) -> float:
+    """The mean success of a config's policies on the fresh tasks. Trains what is missing."""
+    if failed := store.begin(seeds) or store.train(config, seeds):
+        raise ValueError(f"A run of {name} failed: {failed}")
+    tasks = store.held_out(FRESH_TASKS, config.environment.eval_split)
+    asked = [
+        Question(tasks, store.workdir(config, s) / "policy", ("--temperature=1.0", "--num_rollouts=2"),
+                 folder / "readings" / f"{name}_{s}.json")
+        for s in seeds
+    ]  # fmt: skip
+    counts = [list(found.values()) for found in store.answers(asked)]
+    return float(np.mean([sum(c[0] for c in own) / sum(c[1] for c in own) for own in counts]))
+
+
+def row(
+    name: str,
+    arm: str,
+    seed: int,
+    told: Sequence[tuple[str, str, Verdict]],
+    reached: Mapping[int, float],
+    faulty: float,
+    healthy: float,
+    runs: int,
+) -> Row:
+    """Measures one campaign.
+
+    Args:
+      told: (lever, move, verdict) of each version, in order.
+      reached: number of a promoted version, from 1 on -> success on the fresh tasks.
+      faulty, healthy: success of the start with and without its fault.
+    """
+    trained = [(lever, move) for lever, move, judged in told if judged.kind != "refused"]
+    right = [move in FAULTS[name].right.get(lever, ()) for lever, move in trained]
+    lost = healthy - faulty
+    mends = [n for n, value in reached.items() if lost > 0 and value - faulty >= REGAINED * lost]
+    best = max(reached.values(), default=faulty)
+    return Row(
+        name, arm, seed, int(any(right[:1])), int(any(right[:3])), min(mends, default=""), len(reached),
+        sum(value < faulty for value in reached.values()), lost, best - faulty, runs,
+    )  # fmt: skip
 
 
 FAULTS: dict[str, Fault] = {
@@ -32,7 +112,15 @@ FAULTS: dict[str, Fault] = {
     "brevity_pay": Fault(
         {"reward.terms": ("brevity:0.3",)}, {"reward.terms": ("remove brevity", "halve brevity")}
     ),
-    "mixed_dropped": Fault({"learner.group_filter": True}, {"learner.group_filter": ("False",)}),
+    "mixed_dropped": Fault(
+        {
+            "learner.group_filter": True,
+            "learner.filter_side": "high",
+            "learner.filter_keep": 0.1,
+            "learner.filter_z": 0.0,
+        },
+        {"learner.group_filter": ("False",)},
+    ),
     "short": Fault({"rollout.max_length": 256}, {"rollout.max_length": ("x2",)}),
     "cold": Fault({"rollout.temperature": 0.4}, {"rollout.temperature": ("x1.25",)}),
     "few": Fault({"rollout.group_size": 2, "rollout.tasks_per_step": 64}, {"rollout.group_size": ("x2",)}),

@@ -94,7 +94,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     if failed := store.begin(fresh):
         seed, why = next(iter(failed.items()))
         raise ValueError(f"The start of the fresh seed {seed} failed: {why}")
-    tasks = store.test_tasks(TEST_SEED)
+    tasks = store.held_out(TEST_SEED, "test")
     for harness, version in {"start": START, "selected": evolution.selected()}.items():
         config = evolution.config(version)
         if failed := store.train(config, fresh):

@@ -163,6 +163,8 @@ def table(config: ConfigDict) -> dict[str, Lever]:
     known = [
         _terms(),
         _choice("filter", "learner.group_filter", on),
+        scale("filter", "learner.filter_z", 0.5, 2.5, 1.5),
+        scale("filter", "learner.filter_keep", 0.3, 1.0, 1.5),
         _choice("filter", "learner.skip_zero_variance_groups", on),
         _choice("credit", "learner.advantage", ("group_std", "group_mean", "leave_one_out")),
         _choice("credit", "learner.aggregate", ("token", "sequence", "constant")),

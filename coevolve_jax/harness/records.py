@@ -116,6 +116,7 @@ class Skill:
 
     Attributes:
       trigger: an expression over the version's row (diagnosis/expressions.py).
+      move: of the lever; * stands for any text.
       because: one sentence.
       held, failed: ids of the versions that followed it and were promoted, or were trained and were not.
       origin: "built-in", or the version whose promotion taught it.

@@ -51,6 +51,18 @@ BUILT_IN: tuple[Skill, ...] = (
         "The policy has become certain and its groups have lost their spread.", "dead_last", "down", 0.05,
     ),
     _skill(
+        "paid-by-length", "length_paid > 0.3", "reward.terms", "remove length",
+        "Longer rollouts get more advantage, whatever comes of them.", "length_paid", "down", 0.1,
+    ),
+    _skill(
+        "paid-by-brevity", "length_paid < -0.3", "reward.terms", "remove brevity",
+        "Shorter rollouts get more advantage, whatever comes of them.", "length_paid", "up", 0.1,
+    ),
+    _skill(
+        "paid-for-itself", "shaped_last - shaped_first > gain + 0.03", "reward.terms", "remove *",
+        "The reward trained on rises faster than success does.", "gain", "up", 0.0,
+    ),
+    _skill(
         "on-a-leash", "kl_coef >= 0.1 && gain < 0.05", "learner.kl_coef", "0",
         "The pull to the start outweighs what is learned.", "kl_last", "up", 0.0,
     ),

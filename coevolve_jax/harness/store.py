@@ -92,14 +92,14 @@ class Store:
         }
         return self._make({s: job for s, job in jobs.items() if not finished(job.workdir)})
 
-    def test_tasks(self, seed: int) -> Path:
-        """Workdir of a start whose held-out tasks are of the test split, made with this evaluation seed."""
+    def held_out(self, seed: int, split: str) -> Path:
+        """Workdir of a start whose held-out tasks are of this split, made with this evaluation seed."""
         config = configs.override(
-            self._start, {"environment.eval_split": "test", "evaluation.seed": seed, "seed": 0}
+            self._start, {"environment.eval_split": split, "evaluation.seed": seed, "seed": 0}
         )
-        workdir = self._folder / "test" / self._name(config)
+        workdir = self._folder / "held_out" / self._name(config)
         if not begun(workdir) and (failed := self._launch([Job(workdir, config)], 1)):
-            raise ValueError(f"The test tasks cannot be made: {failed[workdir]}")
+            raise ValueError(f"The {split} tasks cannot be made: {failed[workdir]}")
         return workdir
 
     def answers(self, questions: Sequence[Question]) -> list[dict[str, list[int]]]:

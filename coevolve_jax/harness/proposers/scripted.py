@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,7 +21,7 @@ class Scripted:
         parent = history.best
         new = history.new_moves(parent.id)
         for skill in holding(history.skills, parent.row):
-            known = [(skill.lever, skill.move)] if (skill.lever, skill.move) in new else []
+            known = [(x, move) for x, move in new if x == skill.lever and fnmatch(move, skill.move)]
             if found := history.first_that_runs(parent.id, known):
                 return Proposal(
                     parent.id,

@@ -1,0 +1,102 @@
+"""Measures campaigns on planted faults: is the right lever found, and is the fault mended?
+
+    python experiments/harness_bench.py --faults=slow,leash,short --arms=evolving,fixed,placebo \\
+        --campaign_seeds=0:2 --workdir=runs/faults --jobs=2
+
+Each fault, arm and seed is a campaign in WORKDIR/campaigns. They share their runs in WORKDIR/store.
+campaigns.csv has a row for each that has ended. The same command goes on.
+"""
+
+import csv
+import datetime
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+_FAULTS = flags.DEFINE_list("faults", ["slow"], "Of coevolve_jax/harness/bench.py.")
+_ARMS = flags.DEFINE_list("arms", ["evolving", "fixed", "placebo"], "Of coevolve_jax/harness/bench.py.")
+_SEEDS = flags.DEFINE_string("campaign_seeds", "0:2", "A range such as 0:2, or a list such as 0,3.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
+_CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file with the argument fault.")
+_VERSIONS = flags.DEFINE_integer("versions", 6, "Versions that a campaign trains.", lower_bound=1)
+_FRESH = flags.DEFINE_string("fresh_seeds", "100:102", "Seeds of the runs that the gains are read on.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
+flags.mark_flags_as_required(["workdir"])
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    from coevolve_jax import preemption
+
+    try:
+        with preemption.handle_signals():
+            run()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+    except preemption.Preempted:
+        print("Asked to end; the same command goes on.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
+
+
+def run() -> None:
+    from coevolve_jax import config as configs
+    from coevolve_jax.comparison import cells, plan
+    from coevolve_jax.harness import bench, campaign, launch, loop
+    from coevolve_jax.harness.store import Store
+
+    folder, fresh = Path(_WORKDIR.value), plan.parse_seeds(_FRESH.value)
+    for flag, known in ((_FAULTS, bench.FAULTS), (_ARMS, bench.ARMS)):
+        if wrong := [name for name in flag.value if name not in known]:
+            raise ValueError(f"--{flag.name} names {wrong[0]!r}: use some of {', '.join(known)}.")
+    told = {
+        "command": shlex.join(["python", "experiments/harness_bench.py", *sys.argv[1:]]),
+        "machine": cells.machine(),
+        "commit": cells.commit(),
+        "date": f"{datetime.date.today()}",
+    }
+    compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
+    made, asked = launch.launcher(compiled), launch.evaluator(compiled)
+    load = lambda fault: configs.load_file(_CONFIG.value, f"fault={fault}")
+    store_of = lambda start: Store(folder / "store", start, made, asked, _JOBS.value)
+    read = lambda name, config, start: bench.success(store_of(start), folder, name, config, fresh)
+    healthy = loop.without_harness(loop.settled(load("none")))
+    rows = []
+    for fault in _FAULTS.value:
+        for seed in plan.parse_seeds(_SEEDS.value):
+            for arm in _ARMS.value:
+                own = {"seed": seed, "seeds": (seed,), "versions": _VERSIONS.value, **bench.ARMS[arm]}
+                values = {f"harness.{key}": value for key, value in own.items()}
+                config = loop.settled(configs.override(load(fault), values))
+                start, name = loop.without_harness(config), f"{fault}_{arm}_{seed}"
+                plain = json.loads(configs.to_json(config))
+                begun = campaign.begin(
+                    folder / "campaigns" / name, {"config": plain, "jobs": _JOBS.value, "told": told}
+                )
+                with begun.claimed():
+                    say(f"{fault}, {arm}, seed {seed}:")
+                    evolution = loop.Evolution(begun, config, store_of(start), say)
+                    evolution.run()
+                verdicts = {v: evolution.verdict(v) for v in begun.versions()[1:]}
+                proposals = {v: evolution.proposal(v) for v in verdicts}
+                trained = [v for v in verdicts if evolution.row(v)]
+                reached = {
+                    number: read(f"{name}_{v}", evolution.config(v), start)
+                    for number, v in enumerate(trained, 1)
+                    if verdicts[v].kind == "promoted"
+                }
+                moves = [(proposals[v].lever, proposals[v].move, verdict) for v, verdict in verdicts.items()]
+                faulty = read(f"{fault}_start", start, start)
+                whole = read("healthy", healthy, healthy)
+                rows.append(bench.row(fault, arm, seed, moves, reached, faulty, whole, len(trained) + 1))
+                with open(folder / "campaigns.csv", "w", newline="") as file:
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerows([bench.Row._fields, *rows])
+                say(f"  {dict(rows[-1]._asdict())}")
+
+
+if __name__ == "__main__":
+    app.run(main)
