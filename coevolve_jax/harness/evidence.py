@@ -6,6 +6,7 @@ success on the held-out tasks of the development split (evaluations.jsonl). They
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,12 @@ class Selection(NamedTuple):
         return solved / trials if trials else math.nan
 
 
+@functools.lru_cache(maxsize=4)
 def groups(run: Path) -> list[list[Group]]:
-    """The whole groups of each step of a run, which config.logging.rollouts_every keeps."""
+    """The whole groups of each recorded step of a finished run (config.logging.rollouts_every).
+
+    The last few runs stay in memory: several parts of a version read the same.
+    """
     return [read_rollouts(run, step) for step in steps(run, ROLLOUTS)]
 
 
@@ -56,9 +61,11 @@ def _steps(config: ConfigDict, run: Path) -> list[dict]:
     shaped: mean reward with its terms. length_paid: correlation of tokens with advantage over the samples.
     """
     rows, there = list(read_lines(run / "metrics.jsonl")), groups(run)
+    by_step = {found["step"]: found for found in rows}
     paid = backtest.credit_by_step(config, there)
-    for found, step, (advantage, reward, taught) in zip(rows, there, paid):
-        tokens = np.array([len(t.ids) for g in step for t in g.valid], float)
+    for step, each, (advantage, reward, taught) in zip(steps(run, ROLLOUTS), there, paid, strict=True):
+        found = by_step[step]
+        tokens = np.array([len(t.ids) for g in each for t in g.valid], float)
         found["shaped"] = float(reward.mean()) if len(reward) else None
         found["length_paid"] = correlation(tokens[taught], advantage[taught])
     return rows
