@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from coevolve_jax import config as configs
+from coevolve_jax.analysis import report
 from coevolve_jax.harness import campaign, final, loop
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
@@ -78,7 +79,8 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     c, whole, half = config("slow", versions=2, seeds=(0,)), folder / "whole", folder / "half"
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
     begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
-    found = Recorded(begun, c, Store(folder / "store", loop.without_harness(c), launch, jobs=1))
+    store = Store(folder / "store", loop.without_harness(c), launch, jobs=1)
+    found = Recorded(begun, c, store, after=lambda: report.write_report(whole))
     for version in ("v001", "v002", "v003", None):
         try:
             found.run(gate="verdict")
