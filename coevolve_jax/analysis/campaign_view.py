@@ -25,7 +25,7 @@ CHECKS = {  # check or forecast of a backtest -> meaning
     "order_tiers": "pairs of failures in a group in which less progress is worth more",
     "sign_success": "successes of mixed groups with an advantage below 0",
     "sign_failure": "failures of mixed groups with an advantage above 0",
-    "nothing": "largest change of an advantage",
+    "nothing": "largest change of an advantage, which matters where the samples are the same",
     "live_groups": "groups that are learned from, over the parent's",
     "live_tokens": "tokens that are learned from, over the parent's",
     "paid_share": "share of the advantages that groups without a success have",
@@ -133,7 +133,7 @@ def headline(
     ]
     counts = [f"{n} {kind}" for kind, n in kinds.items()]
     cards = [
-        ("Versions", f"{tried} tried", ", ".join([*counts, f"{settings['versions']} to be trained"])),
+        ("Versions", f"{tried} tried", ", ".join([*counts, f"at most {settings['versions']} trained"])),
         ("Selected", selected, f"{scores.get(selected, '—')} on the selection set: selected, not claimed"),
         ("Claim", *_claim(final)),
         ("Files", freeze["state"], freeze["sentence"]),
@@ -236,6 +236,8 @@ def _path(versions: Sequence[Mapping], selected: str) -> list[str]:
 def _freeze(campaign: Campaign) -> dict[str, str]:
     """Whether files and code are as they were written."""
     if not (campaign.folder / "events.jsonl").exists():
+        if campaign.versions():
+            return {"state": "changed", "sentence": "events.jsonl is gone: nothing shows what was written."}
         return {"state": "not frozen yet", "sentence": "frozen before the first version is trained"}
     try:
         campaign.check()

@@ -27,12 +27,15 @@ from coevolve_jax.train import train
 from tests.loop.test_train import comparable
 from tests.strategies.test_strategies import rows, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = pytest.mark.slow
 
+# The schedule ends with the last step: equal steps and rates share the update's program.
 TINY = {
-    "steps": 8, "tasks": 12, "batch": 4, "learning_rate": 3e-4, "held_out": 0.25, "eval_every": 4,
+    "steps": 4, "tasks": 12, "batch": 4, "learning_rate": 3e-4, "held_out": 0.25, "eval_every": 2,
     "checkpoint_every": 3,
 }  # fmt: skip
+OBSERVED = {"eval_tasks": 2, "success_every": 2}
+SHORT = {"steps": 2, "evolution.every": 1}  # a run of RL
 
 
 def asked(name="static", more=None, **changes):
@@ -56,7 +59,7 @@ def untimed(folder):
 def whole(tmp_path_factory):
     """A warm start that nobody stopped."""
     folder = tmp_path_factory.mktemp("warm") / "whole"
-    summary = warm_start(asked(eval_tasks=2, success_every=4), folder)
+    summary = warm_start(asked(**OBSERVED), folder)
     assert summary == json.loads((folder / "summary.json").read_text())
     return folder
 
@@ -159,7 +162,7 @@ def test_the_losses_are_those_of_all_logits(whole, shown, policy):
     assert first["loss"] == pytest.approx(mean_loss(batch, policy), rel=1e-4)
     assert first["tokens"] == sum(t.mask.sum() for t in batch) and first["step"] == 1
     assert of(whole, "held_out_loss")[0] == pytest.approx(mean_loss(held_out, policy), rel=1e-4)
-    assert [row["step"] for row in rows(whole, "sft.jsonl") if "held_out_loss" in row] == [0, 4, 8]
+    assert [row["step"] for row in rows(whole, "sft.jsonl") if "held_out_loss" in row] == [0, 2, 4]
 
 
 def dying_at(step):
@@ -178,9 +181,9 @@ def test_it_learns_and_writes_the_parameters_with_the_lowest_loss(whole, shown):
     losses = of(whole, "held_out_loss")
     assert losses[-1] < losses[0]
     summary = json.loads((whole / "summary.json").read_text())
-    assert summary["steps"] == 8 and summary["demonstrations"] == 9 and summary["held_out"] == 3
+    assert summary["steps"] == 4 and summary["demonstrations"] == 9 and summary["held_out"] == 3
     assert summary["held_out_loss"] == {"before": losses[0], "after": min(losses)}
-    assert [row["step"] for row in rows(whole, "sft.jsonl") if "success" in row] == [0, 4, 8]
+    assert [row["step"] for row in rows(whole, "sft.jsonl") if "success" in row] == [0, 2, 4]
     assert summary["success"]["before"] == of(whole, "success")[0]
     written = build.policy(whole / "policy")
     order = rng_for(0, "warm start split").permutation(12)
@@ -206,50 +209,52 @@ def test_it_stops_when_the_held_out_loss_gets_no_better(tmp_path, monkeypatch):
 
 
 def test_without_held_out_demonstrations_it_writes_the_last_parameters(tmp_path):
-    summary = warm_start(asked(held_out=0.0, steps=2), tmp_path / "warm")
-    assert summary["best_step"] == 2 and summary["held_out_loss"] is summary["success"] is None
+    summary = warm_start(asked(held_out=0.0), tmp_path / "warm")
+    assert summary["best_step"] == 4 and summary["held_out_loss"] is summary["success"] is None
     assert summary["demonstrations"] == 12 and not of(tmp_path / "warm", "held_out_loss")
 
 
 # ---- Resume --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step, saved", [(2, 0), (5, 3), (7, 6)])
-def test_killed_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, step, saved):
-    config = asked(eval_tasks=2, success_every=4)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Supervised, "_update", dying_at(step))
-        warm_start(config, tmp_path / "warm")
-    assert checkpoint.latest_step(tmp_path / "warm" / "checkpoints") == saved
-    warm_start(config, tmp_path / "warm")
-    assert untimed(tmp_path / "warm") == untimed(whole)
-
-
-@pytest.mark.parametrize("where, name, step", [(supervised, "learn", 2), (warm_start_module, "_success", 4)])
-def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, where, name, step):
-    """The second update is finished first; the second evaluation by rollouts is given up."""
-    config, calls, real = asked(eval_tasks=2, success_every=4), [], getattr(where, name)
+def asking_at(real, call):
+    """A function that asks its process to end when it is called for the n-th time."""
+    calls = []
 
     def asks(*arguments):
         calls.append(None)
-        if len(calls) == 2:
+        if len(calls) == call:
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments)
 
-    with monkeypatch.context() as patch, pytest.raises(preemption.Preempted), preemption.handle_signals():
-        patch.setattr(where, name, asks)
-        warm_start(config, tmp_path / "warm")
-    assert checkpoint.latest_step(tmp_path / "warm" / "checkpoints") == step
-    warm_start(config, tmp_path / "warm")
-    assert untimed(tmp_path / "warm") == untimed(whole)
+    return asks
+
+
+def test_killed_and_asked_to_end_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch):
+    """The update that was asked is finished first; the evaluation by rollouts is given up."""
+    config, folder = asked(**OBSERVED), tmp_path / "warm"
+    asked_in = lambda where, name, call: (where, name, asking_at(getattr(where, name), call))
+    killed, ended = KeyboardInterrupt, preemption.Preempted
+    for (where, name, function), ends, saved in (
+        ((Supervised, "_update", dying_at(2)), killed, 0),  # nothing is saved since the beginning
+        (asked_in(supervised, "learn", 2), ended, 2),
+        ((Supervised, "_update", dying_at(3)), killed, 3),
+        (asked_in(warm_start_module, "_success", 1), ended, 4),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(ends), preemption.handle_signals():
+            patch.setattr(where, name, function)
+            warm_start(config, folder)
+        assert checkpoint.latest_step(folder / "checkpoints") == saved
+    warm_start(config, folder)
+    assert untimed(folder) == untimed(whole)
 
 
 def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
     more = {"learner.lora_rank": 2}
-    config = asked(more=more, steps=4, eval_every=2, checkpoint_every=1)
+    config = asked(more=more, steps=2, eval_every=1, checkpoint_every=1)
     warm_start(config, tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Supervised, "_update", dying_at(3))
+        patch.setattr(Supervised, "_update", dying_at(1))
         warm_start(config, tmp_path / "warm")
     warm_start(config, tmp_path / "warm")
     assert untimed(tmp_path / "warm") == untimed(tmp_path / "whole")
@@ -267,7 +272,7 @@ def test_tasks_of_a_run_are_learned_but_none_near_an_evaluation_task(whole, tmp_
     made, near = rows(run, "tasks.jsonl"), rows(run, "held_out.jsonl")[0]
     given = [*made, {**near, "record": made[0]["record"]}, {**made[0], "id": "again"}]
     (run / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
-    summary = warm_start(asked(source=str(run), steps=1, held_out=0.5), tmp_path / "warm")
+    summary = warm_start(asked(source=str(run), held_out=0.5), tmp_path / "warm")
     assert summary["demonstrations"] + summary["held_out"] == len(made)
     assert summary["lost"] == {"near_evaluation": 1, "duplicate": 1}
     assert [t["turns"] for t in rows(tmp_path / "warm", "tasks.jsonl")] == [t["turns"] for t in made]
@@ -308,14 +313,17 @@ def test_a_mistyped_source_leaves_the_workdir_free(whole, tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with a warm start."""
-    workdir = tmp_path_factory.mktemp("warm") / "run"
-    train(asked("coevolve", {"learner.kl_coef": 0.1}), workdir)
+    """A run with a warm start, which stops on the way and learns no demonstration again."""
+    workdir, config = tmp_path_factory.mktemp("warm") / "run", asked("coevolve", SHORT)
+    assert train(config, workdir, until=1) == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Supervised, "run", None)
+        train(config, workdir)
     return workdir
 
 
 def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):
-    config = asked("coevolve", {"learner.kl_coef": 0.1})
+    config = asked("coevolve", SHORT)
     warm_start(config, tmp_path / "warm")
     assert untimed(tmp_path / "warm") == untimed(run / "warm_start")
     after = {"warm_start.steps": 0, "model": str(tmp_path / "warm" / "policy")}
@@ -330,34 +338,24 @@ def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):
         assert got[name] == want[name], name
 
 
-def test_a_run_that_stops_uses_its_warm_start_again(run, tmp_path, monkeypatch):
-    config = asked("coevolve", {"learner.kl_coef": 0.1})
-    assert train(config, tmp_path / "run", until=2) == {}
-    monkeypatch.setattr(Supervised, "run", None)  # nothing is learned again
-    train(config, tmp_path / "run")
-    want, got = comparable(run), comparable(tmp_path / "run")
-    want["summary"]["warm_start"]["seconds"] = got["summary"]["warm_start"]["seconds"]
-    assert got == want
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_cells_of_a_comparison_share_the_warm_start_of_their_start(tmp_path, monkeypatch, links):
-    config = asked("coevolve", {"learner.kl_coef": 0.1}, steps=2, tasks=6, held_out=0.2)
-    cell = Cell("random", 0)
-    start = cell.start(tmp_path)
-    train(start_config(config, cell), start, until=0)
+def test_cells_of_a_comparison_share_the_warm_start_of_their_start(tmp_path, monkeypatch):
+    config, cells = asked("coevolve", SHORT), [Cell("random", 0), Cell("static", 0)]
+    start = cells[0].start(tmp_path)
+    assert cells[1].start(tmp_path) == start
+    train(start_config(config, cells[0]), start, until=0)
 
     def no_link(source, target):
         raise OSError
 
-    if not links:
-        monkeypatch.setattr(os, "link", no_link)
-    monkeypatch.setattr(Supervised, "run", None)
-    prepare(tmp_path, config, cell)
-    mine, theirs = (
-        (w / "warm_start" / "policy" / "model.safetensors") for w in (cell.workdir(tmp_path), start)
-    )
-    assert mine.read_bytes() == theirs.read_bytes() and mine.samefile(theirs) == links
-    assert train(configs.of_run(cell.workdir(tmp_path)), cell.workdir(tmp_path))["steps"] == 4
+    monkeypatch.setattr(Supervised, "run", None)  # nothing is learned again
+    for cell, links in zip(cells, (True, False)):
+        if not links:
+            monkeypatch.setattr(os, "link", no_link)
+        prepare(tmp_path, config, cell)
+        mine, theirs = (
+            (w / "warm_start" / "policy" / "model.safetensors") for w in (cell.workdir(tmp_path), start)
+        )
+        assert mine.read_bytes() == theirs.read_bytes() and mine.samefile(theirs) == links
+    assert train(configs.of_run(cells[0].workdir(tmp_path)), cells[0].workdir(tmp_path))["steps"] == 2
     with pytest.raises(ValueError, match="config.warm_start.steps cannot differ in a fork"):
         workdirs.fork(start, 0, tmp_path / "other", {"warm_start.steps": 3})

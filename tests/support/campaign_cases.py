@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from coevolve_jax import config as configs
+from coevolve_jax.analysis import report
 from coevolve_jax.harness import campaign, final, loop
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.rollouts import write_evaluation
-from coevolve_jax.testing.campaign import train_made_up
+from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up
 from coevolve_jax.types import Group, Outcome, Step, Trajectory
 from tests.harness.support import config
 from tests.support.report_cases import CALLS, fake_task
@@ -78,7 +79,8 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     c, whole, half = config("slow", versions=2, seeds=(0,)), folder / "whole", folder / "half"
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
     begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
-    found = Recorded(begun, c, Store(folder / "store", loop.without_harness(c), launch, jobs=1))
+    store = Store(folder / "store", loop.without_harness(c), launch, evaluate_made_up, jobs=1)
+    found = Recorded(begun, c, store, after=lambda: report.write_report(whole))
     for version in ("v001", "v002", "v003", None):
         try:
             found.run(gate="verdict")
@@ -88,13 +90,5 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
                 shutil.copytree(whole, half, symlinks=True)
             found.decide(version, True, "")
     final.open_test(found, [100, 101], {"date": "2026-11-25"}, reopen=False)
-    final.read(found, [100, 101], _evaluate)
+    final.read(found, [100, 101])
     return whole, half
-
-
-def _evaluate(tasks, run, protocol, path):
-    """Reads a run as its own selection set says, with more failures the colder it is."""
-    row = json.loads((run / "evaluations.jsonl").read_text())
-    lost = {f"held_out-{n}" for n in range(3, 20 - int(10 * protocol.temperature))}
-    counts = {task: [0 if task in lost else solved, n] for task, (solved, n) in row["by_task"].items()}
-    path.write_text(json.dumps({"by_task": counts}))
