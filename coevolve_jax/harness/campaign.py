@@ -77,9 +77,14 @@ class Campaign:
         return f"v{len(there):03d}", "proposal"
 
     def selected(self) -> str:
-        """The version that the campaign ends with: the last promoted one, or v000."""
+        """The version that the campaign ends with: the promoted one that no promoted one follows, or v000.
+
+        Where several are, as in a design without a loop, it is the one of the best score.
+        """
         judged = {v: self.read(v, "verdict") for v in self.versions()}
-        return [START, *(v for v, found in judged.items() if found and found["kind"] == "promoted")][-1]
+        good = {v: found["success"] for v, found in judged.items() if found and found["kind"] == "promoted"}
+        followed = {self.read(v, "proposal")["parent"] for v in good}
+        return max(good.keys() - followed, key=lambda v: (good[v], v), default=START)
 
     def events(self) -> list[dict[str, Any]]:
         """The events. Raises Tampered where the chain of hashes breaks."""

@@ -150,7 +150,7 @@ class Evolution:
         return [g for step in last for g in step if not registry.testing_half(g.task.id)]
 
     def selected(self) -> str:
-        """The version that the campaign ends with: the last promoted one, or v000."""
+        """The version that the campaign ends with (`Campaign.selected`)."""
         return self.campaign.selected()
 
     def selection(self, version: str) -> dict[int, evidence.Selection]:
