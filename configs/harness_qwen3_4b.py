@@ -1,7 +1,7 @@
-"""A campaign at full size: Qwen3-4B on BFCL, whose training harness evolves too (EvoTrainer, arXiv 2606.03108).
+"""A campaign at full size: Qwen3-4B on BFCL, whose harness evolves too (EvoTrainer, arXiv 2606.03108).
 
-Never run. Hardware as for configs/bfcl_qwen3_4b.py. A version costs one run of 60 steps; six versions, the start
-and the final reading on three fresh seeds of two harnesses are thirteen runs.
+Never run. Hardware as for configs/bfcl_qwen3_4b.py. A version costs one run of 60 steps. Six versions, the
+start, and two harnesses on three fresh seeds are thirteen runs.
 
     python experiments/evolve_harness.py --config=configs/harness_qwen3_4b.py --workdir=runs/campaign \\
         --store=/shared/store --config.model=PATH_TO/Qwen3-4B-Instruct-2507
@@ -30,8 +30,8 @@ def get_config(arg: str = "") -> ConfigDict:
     # A lever that another engine's servers would have to be started anew for stays as it is.
     c.harness.levers = (
         "reward.terms", "learner.group_filter", "learner.advantage", "learner.aggregate", "learner.ratio",
-        "learner.clip_high", "learner.kl_coef", "learner.learning_rate", "learner.epochs", "rollout.temperature",
-        "rollout.group_size", "learner.dynamic_sampling", "rollout.max_steps", "data.sampling",
+        "learner.clip_high", "learner.kl_coef", "learner.learning_rate", "learner.epochs",
+        "rollout.temperature", "rollout.group_size", "learner.dynamic_sampling", "rollout.max_steps", "data.sampling",
         "data.min_evolved_share", "strategy.name", "evolution.every", "evolution.tasks",
     )  # fmt: skip
     return c
