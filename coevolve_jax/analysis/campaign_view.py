@@ -133,7 +133,7 @@ def headline(
     ]
     counts = [f"{n} {kind}" for kind, n in kinds.items()]
     cards = [
-        ("Versions", f"{tried} tried", ", ".join([*counts, f"at most {settings['versions']} trained"])),
+        ("Versions", f"{tried} tried", ", ".join([*counts, f"{settings['versions']} to be trained at most"])),
         ("Selected", selected, f"{scores.get(selected, '—')} on the selection set: selected, not claimed"),
         ("Claim", *_claim(final)),
         ("Files", freeze["state"], freeze["sentence"]),

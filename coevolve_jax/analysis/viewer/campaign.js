@@ -317,7 +317,7 @@ const campaignOverview = (host, view, store) => {
       part(
         "Versions",
         note(
-          "Each is its parent's config with one lever moved. Thick: the promoted path. ",
+          "Each is its parent's config with one lever moved; a search moves many. Thick: the promoted path. ",
           "Right: success on the selection set, and points over the parent.",
         ),
         tree,
