@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.harness.levers = (
         "reward.terms", "learner.group_filter", "learner.advantage", "learner.aggregate", "learner.ratio",
         "learner.clip_high", "learner.kl_coef", "learner.learning_rate", "learner.epochs",
-        "rollout.temperature", "rollout.group_size", "learner.dynamic_sampling", "rollout.max_steps", "data.sampling",
-        "data.min_evolved_share", "strategy.name", "evolution.every", "evolution.tasks",
+        "rollout.temperature", "rollout.group_size", "learner.dynamic_sampling", "rollout.max_steps",
+        "data.sampling", "data.min_evolved_share", "strategy.name", "evolution.every", "evolution.tasks",
     )  # fmt: skip
     return c
