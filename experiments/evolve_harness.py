@@ -104,7 +104,8 @@ def run() -> int:
     with found.claimed():
         compiled = store_folder / "compiled"
         made, asked = launch.launcher(compiled), launch.evaluator(compiled)
-        store = Store(store_folder, loop.without_harness(config), made, asked, _JOBS.value)
+        start = loop.without_harness(config)
+        store = Store(store_folder, start, made, asked, launch.auditor(start), _JOBS.value)
         page = lambda: report.write_report(folder)
         say = lambda text: print(text, flush=True)
         evolution = loop.Evolution(found, config, store, say, page)

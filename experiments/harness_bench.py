@@ -61,7 +61,7 @@ def run() -> None:
     compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
     made, asked = launch.launcher(compiled), launch.evaluator(compiled)
     load = lambda fault: configs.load_file(_CONFIG.value, f"fault={fault}")
-    store_of = lambda start: Store(folder / "store", start, made, asked, _JOBS.value)
+    store_of = lambda start: Store(folder / "store", start, made, asked, launch.auditor(start), _JOBS.value)
     read = lambda name, config, start: bench.success(store_of(start), folder, name, config, fresh)
     healthy = loop.without_harness(loop.settled(load("none")))
     rows = []

@@ -60,6 +60,9 @@ MAY_IMPORT = {
     "loop": ALL,
     "harness": (
         "types",
+        "envs.base",
+        "envs.family",
+        "envs.worker_pool",
         "llm",
         "seeding",
         "config",

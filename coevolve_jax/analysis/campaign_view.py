@@ -147,7 +147,7 @@ def _claim(final: Mapping[str, Any] | None) -> tuple[str, str]:
         return "—", "known after --final, which reads the test once on fresh seeds"
     row = final["gains"][-1]
     if row["value"] is None:
-        return "—", "the test has been opened; its reading is not finished"
+        return "—", "the test has been opened; its reading goes on"
     low, high = row["low"], row["high"]
     span = "no interval" if low is None else f"95% interval {100 * low:+.1f} to {100 * high:+.1f}"
     return (

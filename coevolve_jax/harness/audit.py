@@ -1,15 +1,57 @@
 """The audit: an independent verifier judges successes of a version and of its parent.
 
-It sees what no diagnostic can: that the verdict of the environment itself is exploited.
+It sees what no diagnostic can: that the verdict of the environment itself is exploited. `replay` makes the
+calls of a rollout and the reference calls again, each in a fresh world, and compares states and answers after
+each turn. It uses none of the environment's grading. A family may name another one in `AUDIT`, whose worlds
+are used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.types import Call, Task, Trajectory
+
 LEVEL, POINTS = 0.05, 0.10  # a refusal needs both
+JUDGED = 64  # successes of a version
+
+
+def replay(pool: EnvPool, rollouts: Sequence[tuple[Task, Trajectory]]) -> list[str]:
+    """Why each rollout is no success; "" where it is one.
+
+    After each turn the state equals that of the reference, and the reference's answers of the turn are among
+    the rollout's answers so far.
+    """
+    worlds = pool.reset([task for task, _ in rollouts for _ in range(2)])
+    try:
+        why, answers = [""] * len(rollouts), [Counter[str]() for _ in rollouts]
+        for turn in range(max((len(task.turns) for task, _ in rollouts), default=0)):
+            there = [i for i, (task, _) in enumerate(rollouts) if turn < len(task.turns) and not why[i]]
+            ids = [world for i in there for world in worlds[2 * i : 2 * i + 2]]
+            calls = [made for i in there for made in _calls(*rollouts[i], turn)]
+            told = pool.step(ids, calls)
+            pool.end_turn(ids)
+            states = pool.fingerprint(ids)
+            for n, i in enumerate(there):
+                own, reference = (Counter(o.text for o in told[2 * n + k]) for k in (0, 1))
+                answers[i] += own
+                if not states[2 * n] or states[2 * n] != states[2 * n + 1]:
+                    why[i] = f"After turn {turn + 1} the state differs from that of the reference calls."
+                elif not reference <= answers[i]:
+                    why[i] = f"After turn {turn + 1} an answer that the reference calls give is missing."
+        return why
+    finally:
+        pool.close(worlds)
+
+
+def _calls(task: Task, trajectory: Trajectory, turn: int) -> tuple[list[Call], list[Call]]:
+    """(the rollout's calls, the reference calls) of one turn."""
+    own = [s.call for s in trajectory.steps if s.turn == turn and s.call is not None]
+    return own, list(task.turns[turn].calls)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Campaign:
         for part in PARTS if there else ():
             if self.read(there[-1], part) is None:
                 return there[-1], part
+        if self._lines()[-1:] and json.loads(self._lines()[-1]).get("event") == "ended":
+            return None
         kinds = [self.read(version, "verdict")["kind"] for version in there]
         refused = kinds.count("refused")
         if len(kinds) - 1 - refused >= wanted or refused >= MOST_REFUSED * wanted:
@@ -157,9 +159,28 @@ class Campaign:
         self._once(path, content)
         self._append({"event": "opened", "file": f"final/{name}", "sha256": sha256(path)})
 
+    def end(self) -> None:
+        """Says that nothing is left to propose: the campaign is over."""
+        self._append({"event": "ended"})
+
+    def tell_final(self, *names: str) -> None:
+        """Writes the events of files of final/ that were made anew."""
+        for name in names:
+            path = self.folder / "final" / name
+            self._append({"event": "read", "file": f"final/{name}", "sha256": sha256(path)})
+
     def mend(self) -> None:
-        """Completes what a kill has left: the event of the last file, and half-written files."""
+        """Completes what a kill has left: the event of the last file, and half-written files.
+
+        Raises Tampered where more than one file has no event.
+        """
         told = {row["file"] for row in self.events() if "file" in row}
+        files = [self.path(version, part) for version in self.versions() for part in PARTS]
+        lost = [p for p in files if p.exists() and str(p.relative_to(self.folder)) not in told]
+        if len(lost) > 1:
+            raise Tampered(
+                f"{self._events} lacks the event of {lost[0].relative_to(self.folder)}: restore it."
+            )
         for version in self.versions():
             for half in (self.folder / "versions" / version).glob(".*.json.*"):
                 half.unlink()
@@ -172,9 +193,9 @@ class Campaign:
 
     def check(self) -> None:
         """Raises Tampered, which names the file, for anything that is not as it was written."""
-        for row in self.events():
-            if "file" in row:
-                _same(self.folder / row["file"], row["sha256"], row["file"])
+        told = {row["file"]: row["sha256"] for row in self.events() if "file" in row}  # the last event counts
+        for name, digest in told.items():
+            _same(self.folder / name, digest, name)
         for name, digest in json.loads((self.folder / "frozen.json").read_text()).items():
             code = name.startswith(PACKAGE.name + "/")
             _same((PACKAGE.parent if code else self.folder) / name, digest, name)

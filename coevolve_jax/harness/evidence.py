@@ -20,8 +20,8 @@ from coevolve_jax.diagnosis import trends
 from coevolve_jax.diagnosis.features import correlation
 from coevolve_jax.harness import backtest
 from coevolve_jax.records.files import read_lines
-from coevolve_jax.records.rollouts import ROLLOUTS, read_rollouts, steps
-from coevolve_jax.types import Group
+from coevolve_jax.records.rollouts import EVALUATIONS, ROLLOUTS, read_evaluation, read_rollouts, steps
+from coevolve_jax.types import Group, Task, Trajectory
 
 
 class Selection(NamedTuple):
@@ -69,6 +69,14 @@ def _steps(config: ConfigDict, run: Path) -> list[dict]:
         found["shaped"] = float(reward.mean()) if len(reward) else None
         found["length_paid"] = correlation(tokens[taught], advantage[taught])
     return rows
+
+
+def successes(run: Path) -> list[tuple[Task, Trajectory]]:
+    """The successes of a run's last evaluation on its selection set, without tokens, if it kept them."""
+    last = steps(run, EVALUATIONS)[-1:]
+    sets = read_evaluation(run, last[0]) if last else {}
+    chosen = sets.get("balanced", sets.get("iid", []))
+    return [(g.task, t) for g in chosen for t in g.valid if t.outcome.success]
 
 
 def selection(run: Path) -> Selection:

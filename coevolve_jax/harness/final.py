@@ -117,6 +117,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
         writer.writerows(found)
     (folder / "readings.csv.tmp").replace(folder / "readings.csv")
     write_text(folder / "final.json", json.dumps(result(found), indent=1))
+    evolution.campaign.tell_final("readings.csv", "final.json")
     return found
 
 

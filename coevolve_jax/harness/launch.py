@@ -6,11 +6,26 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from coevolve_jax import config as configs
 from coevolve_jax.comparison import cells
 from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
-from coevolve_jax.harness.store import Evaluate, Job, Launch, Question, begun, difference, finished
+from coevolve_jax.envs import family
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.harness.audit import replay
+from coevolve_jax.harness.store import (
+    Evaluate,
+    Job,
+    Launch,
+    Question,
+    Verify,
+    begun,
+    difference,
+    finished,
+)
 from coevolve_jax.records import workdir as workdirs
+from coevolve_jax.types import Task, Trajectory
 
 
 def launcher(
@@ -41,6 +56,20 @@ def evaluator(compiled: Path) -> Evaluate:
         return {Path(failure.name): f"{failure.why} (log: {failure.log})" for failure in failures}
 
     return evaluate
+
+
+def auditor(config: ConfigDict) -> Verify:
+    """Returns the verifier of a config's environment: workers of the family, or of the one in its `AUDIT`."""
+    c = config.environment
+    audited = getattr(family.module(c.name), "AUDIT", c.name)
+
+    def verify(rollouts: Sequence[tuple[Task, Trajectory]]) -> list[str]:
+        if not rollouts:
+            return []
+        with ProcessPool(audited, c.workers, c.call_timeout, c.worker_memory, c.python) as pool:
+            return replay(pool, rollouts)
+
+    return verify
 
 
 def _evaluation(q: Question) -> Work:

@@ -25,6 +25,7 @@ from coevolve_jax import names
 from coevolve_jax.config import keys
 from coevolve_jax.harness import backtest, diagnostics, evidence, levers, registry, skills, verdict
 from coevolve_jax.harness import campaign as folders
+from coevolve_jax.harness.audit import JUDGED, Audit
 from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
@@ -178,6 +179,7 @@ class Evolution:
             made = getattr(self, f"_{part}")(version)
             if made is None:
                 self._say("Nothing is left to propose.")
+                self.campaign.end()
                 return
             self.campaign.write(version, part, made)
             self._tell(version, part)
@@ -275,6 +277,7 @@ class Evolution:
         runs = self.runs(version)
         return {
             "canary": self._canary(version),
+            "audit": self._audit(version, runs),
             "row": evidence.row(self.config(version), list(runs.values())),
             "costs": {
                 str(seed): json.loads((run / "ledger.json").read_text())["costs"]
@@ -283,6 +286,21 @@ class Evolution:
             "runs": {str(seed): f"{run.parent.name}/{run.name}" for seed, run in runs.items()},
             "came": self._came(version, list(runs.values())),
         }
+
+    def _audit(self, version: str, runs: Mapping[int, Path]) -> dict[str, Any] | None:
+        """The verifier's word on some successes of the last evaluations, drawn at random; or None."""
+        if self.settings.audit == "none":
+            return None
+        won = [(seed, *pair) for seed, run in runs.items() for pair in evidence.successes(run)]
+        order = rng_for(self.settings.seed, "audit", int(version[1:])).permutation(len(won))
+        drawn = [won[i] for i in sorted(order[:JUDGED])]
+        told = self.store.audit([(task, t) for _, task, t in drawn])
+        rejected = [
+            {"seed": seed, "task": task.id, "rollout": t.rollout_index, "why": why}
+            for (seed, task, t), why in zip(drawn, told, strict=True)
+            if why
+        ]
+        return {"judged": len(drawn), "rejected": rejected}
 
     def _canary(self, version: str) -> dict[str, list[int]]:
         """Greedy successes and trials of v000's policy on the selection set, as this version's runs read it.
@@ -328,9 +346,14 @@ class Evolution:
             before=self.row(proposal.parent),
             after=found["row"],
             alerts=self._alerts(proposal.parent, version),
+            audit=self._audited(proposal.parent, version),
         )
         person = self._decision(version, "verdict")
         return judged if person is None else verdict.with_person(judged, person["approved"], person["why"])
+
+    def _audited(self, parent: str, child: str) -> Audit | None:
+        found = [self.campaign.read(v, "evidence")["audit"] for v in (child, parent)]
+        return Audit(*((len(f["rejected"]), f["judged"]) for f in found)) if all(found) else None
 
     def _alerts(self, parent: str, child: str) -> list[str]:
         known = self.diagnostics(before=child)

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.harness import campaign
+from coevolve_jax.types import Task, Trajectory
 
 
 class Job(NamedTuple):
@@ -52,19 +53,25 @@ Evaluate = Callable[
 ]  # (questions, side by side) -> output -> why
 
 
+Verify = Callable[[Sequence[tuple[Task, Trajectory]]], list[str]]
+
+
 class Store:
     """Runs of one campaign.
 
     Args:
       folder: may be shared by campaigns.
       config: of v000, with any seed.
-      launch: makes or resumes runs. evaluate: answers questions about their policies.
+      launch: makes or resumes runs. evaluate: answers questions about their policies. audit: says why each
+        of some rollouts is no success, "" where it is one (audit.replay).
       jobs: runs side by side, which share the cores.
     """
 
-    def __init__(self, folder: Path, config: ConfigDict, launch: Launch, evaluate: Evaluate, jobs: int):
+    def __init__(
+        self, folder: Path, config: ConfigDict, launch: Launch, evaluate: Evaluate, audit: Verify, jobs: int
+    ):
         self._folder, self._launch, self._jobs = folder, launch, jobs
-        self._evaluate = evaluate
+        self._evaluate, self.audit = evaluate, audit
         self._start = configs.override(config, {"strategy.name": "static"})
         self._code = f"{campaign.code()[:8]}-{len(os.sched_getaffinity(0)) // jobs or 1}"
 

@@ -1,6 +1,6 @@
 """A made-up trainer for campaigns: it writes what a run writes, in milliseconds, and knows the truth.
 
-    store = Store(folder, config, train_made_up, evaluate_made_up, jobs=1)
+    store = Store(folder, config, train_made_up, evaluate_made_up, verify_made_up, jobs=1)
 
 Success in the end depends on a few levers, as `truth` says. The files show each fault's first symptom too,
 and carry the luck of a run and of its rollouts. Nothing here is measured.
@@ -8,6 +8,7 @@ and carry the luck of a run and of its rollouts. Nothing here is measured.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.harness.store import Job, Question
 from coevolve_jax.records.files import write_lines, write_text
-from coevolve_jax.records.rollouts import write_rollouts
+from coevolve_jax.records.rollouts import write_evaluation, write_rollouts
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Call, Group, Outcome, Step, Task, Trajectory, Turn
 
@@ -36,8 +37,14 @@ def truth(config: ConfigDict) -> float:
     found -= 0.12 * (c.learner.kl_coef > 0.3)
     found -= 0.10 * (c.rollout.max_length < 400)
     found -= 0.08 * (c.rollout.group_size < 4)
+    found += 0.10 * hacked(c)
     found -= 0.05 * (abs(math.log(c.rollout.temperature)) > 0.4)
     return found
+
+
+def hacked(config: ConfigDict) -> bool:
+    """Whether the reward has led the policy into a hole of the made-up environment's verdict."""
+    return any(term.startswith("distinct_tools") for term in config.reward.terms)
 
 
 def symptoms(config: ConfigDict) -> dict[str, tuple[float, float]]:
@@ -79,6 +86,7 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
             "scenarios": {t["id"]: t["scenario"] for t in tasks},
         }
         write_lines(job.workdir / "evaluations.jsonl", [row])
+        write_evaluation(job.workdir, STEPS, {"iid": _won(job.config, rng)})
         write_text(job.workdir / "ledger.json", json.dumps({"costs": {"rollouts/policy": 128 * STEPS}}))
         write_text(job.workdir / "summary.json", json.dumps({"steps": STEPS}))  # last: the run is finished
     return {}
@@ -99,6 +107,12 @@ def evaluate_made_up(questions: Sequence[Question], side_by_side: int) -> dict[P
     return {}
 
 
+def verify_made_up(rollouts: Sequence[tuple[Task, Trajectory]]) -> list[str]:
+    """Refuses the rollouts that call the tool `hack`: the made-up environment pays them, and should not."""
+    calls = [{s.call.name for s in t.steps if s.call} for _, t in rollouts]
+    return ["The tool hack was called." if "hack" in names else "" for names in calls]
+
+
 def _groups(config: ConfigDict, step: int, rng: np.random.Generator) -> list[Group]:
     """Made-up rollouts of GROUPS tasks. A failed rollout makes errors, a solved one hardly any."""
     k, start, end = config.rollout.group_size, *symptoms(config)["success"]
@@ -110,6 +124,14 @@ def _groups(config: ConfigDict, step: int, rng: np.random.Generator) -> list[Gro
             Group(task, tuple(_trajectory(task, i, bool(rng.random() < easy), step, rng) for i in range(k)))
         )
     return found
+
+
+def _won(config: ConfigDict, rng: np.random.Generator) -> list[Group]:
+    """Some successes of the last evaluation."""
+    task = Task("held_out-0", "made_up", {}, (Turn("do it", (Call("tool_0", {}),)),))
+    hack = (Step(0, "", Call("hack", {}), "{}", False),) * hacked(config)
+    won = [_trajectory(task, i, True, STEPS, rng) for i in range(40)]
+    return [Group(task, tuple(dataclasses.replace(t, steps=t.steps + hack) for t in won))]
 
 
 def _trajectory(task: Task, i: int, success: bool, step: int, rng: np.random.Generator) -> Trajectory:

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign, loop
 from coevolve_jax.harness.store import Store
-from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up
+from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up, verify_made_up
 from tests.support.paths import ROOT
 
 MODEL: dict = {}  # config.harness_model, for a proposer that asks
@@ -27,7 +27,9 @@ def evolution(folder: Path, fault: str = "slow", launch=train_made_up, **setting
     """A campaign in `folder`, begun or gone on with. Its store lies beside it."""
     c = config(fault, **settings)
     begun = campaign.begin(folder, {"config": json.loads(configs.to_json(c))})
-    store = Store(folder.parent / "store", loop.without_harness(c), launch, evaluate_made_up, jobs=1)
+    store = Store(
+        folder.parent / "store", loop.without_harness(c), launch, evaluate_made_up, verify_made_up, jobs=1
+    )
     return loop.Evolution(begun, c, store)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coevolve_jax.harness import campaign, loop
 from coevolve_jax.harness.bench import FAULTS
-from coevolve_jax.harness.records import Skill
+from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.testing.campaign import train_made_up, truth
 from tests.harness.support import config, evolution, files
 
@@ -290,3 +290,30 @@ def test_a_lever_that_moves_the_judge_is_caught_by_the_canary(tmp_path, monkeypa
     (told,) = levers_of(found)
     assert told == ("rollout.max_length", "/2", "invalid")
     assert found.verdict("v001").decided.name == "canary"
+
+
+class Bait:
+    """Proposes what leads the made-up policy into a hole of its environment's verdict."""
+
+    def propose(self, history, rng):
+        found = history.first_that_runs("v000", [("reward.terms", "add distinct_tools")])
+        return Proposal("v000", *found, because="It looks like thoroughness.", proposer="bait")
+
+
+def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_path, monkeypatch):
+    kinds = {}
+    for audit in ("replay", "none"):
+        found = evolution(tmp_path / audit, "none", versions=1, audit=audit)
+        monkeypatch.setattr(found, "_proposes", Bait())
+        monkeypatch.setattr(found, "_backtest", lambda version: {"refused": None})
+        found.run()
+        kinds[audit] = found.verdict("v001")
+    assert kinds["none"].kind == "promoted"
+    refused = kinds["replay"]
+    assert refused.kind == "invalid" and refused.higher_and_refused and refused.decided.name == "audit"
+    told = evolution(tmp_path / "replay", "none", versions=1, audit="replay").campaign.read(
+        "v001", "evidence"
+    )
+    rejected = told["audit"]["rejected"]
+    assert len(rejected) == told["audit"]["judged"] == 64
+    assert rejected[0]["why"] == "The tool hack was called." and rejected[0]["task"] == "held_out-0"

@@ -12,7 +12,7 @@ from coevolve_jax.harness import campaign, final, loop
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.rollouts import write_evaluation
-from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up
+from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up, verify_made_up
 from coevolve_jax.types import Group, Outcome, Step, Trajectory
 from tests.harness.support import config
 from tests.support.report_cases import CALLS, fake_task
@@ -81,7 +81,7 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     c, whole, half = config("slow", versions=2, seeds=(0,)), folder / "whole", folder / "half"
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
     begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
-    store = Store(folder / "store", loop.without_harness(c), launch, evaluate_made_up, jobs=1)
+    store = Store(folder / "store", loop.without_harness(c), launch, evaluate_made_up, verify_made_up, jobs=1)
     found = Recorded(begun, c, store, after=lambda: report.write_report(whole))
     for version in ("v001", "v002", "v003", None):
         try:

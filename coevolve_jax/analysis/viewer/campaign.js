@@ -288,7 +288,7 @@ const theTest = ({ final }) => {
   return part(
     "The test, read after the end",
     final.opened.length > 1 && h("p", { class: "ended" }, again),
-    !read.length && missing("The test was opened; its reading is not finished."),
+    !read.length && missing("The test was opened; its reading goes on."),
     read.length > 0 && [
       note(`${says} Only FT is claimed.`),
       forest(read, points, -reach, reach, ["--ink"]),
