@@ -42,7 +42,7 @@ class Recorded(loop.Evolution):
         return [] if version == loop.START else DIAGNOSTICS
 
     def _evidence(self, version):
-        more = {"audit": {"rejected": REJECTED}} if version == "v003" else {}
+        more = {"audit": {"judged": 64, "rejected": REJECTED}} if version == "v003" else {}
         return super()._evidence(version) | more
 
 
