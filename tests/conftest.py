@@ -11,9 +11,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of the time goes into compiling programs that run once, so XLA does not optimise them.
-# XLA_FLAGS="" and JAX_DISABLE_MOST_OPTIMIZATIONS=0 turn optimisation on.
-# Files of whole runs optimise (`optimised`); programs that a user starts compile as for a user (`environ`).
+# Most of the time goes into compiling programs that run a few times, so XLA does not optimise them.
+# XLA_FLAGS="" and JAX_DISABLE_MOST_OPTIMIZATIONS=0 turn optimisation on, as `environ` does.
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
@@ -28,7 +27,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 KEPT = 14 * 24 * 3600.0  # seconds until an unused program is deleted, so that the folder stays small
 
 import hypothesis
-import jax
 import pytest
 
 from coevolve_jax.models.decoder import ModelConfig
@@ -185,7 +183,7 @@ def tiny_config() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def environ() -> dict[str, str]:
-    """Runs a user's program as installed for a user (without PyTorch) and optimised."""
+    """Runs a user's program as installed for a user (without PyTorch) and optimised: costly to compile."""
     path = os.pathsep.join(
         (str(ROOT / "tests" / "support" / "as_installed"), os.environ.get("PYTHONPATH", ""))
     )
@@ -194,22 +192,8 @@ def environ() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def quick(environ) -> dict[str, str]:
-    """`environ` without optimisation, for programs of one test that run a few times."""
+    """`environ` without optimisation: with what these tests compile themselves."""
     return {**environ, **{name: os.environ[name] for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}}
-
-
-@pytest.fixture(scope="module")
-def optimised() -> Iterator[None]:
-    """Optimises in files of whole in-process runs, whose programs sample thousands of tokens."""
-
-    def optimise(wanted: bool) -> None:
-        jax.config.update("jax_disable_most_optimizations", not wanted)
-        jax.clear_caches()
-
-    before = jax.config.read("jax_disable_most_optimizations")
-    optimise(True)
-    yield
-    optimise(not before)
 
 
 @pytest.fixture(scope="session")

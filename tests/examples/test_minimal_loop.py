@@ -48,7 +48,6 @@ def rollouts(groups):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
 def test_its_first_steps_are_those_of_train(tmp_path, monkeypatch):
     config, seen = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), SMALL), []
     observe = coevolve.CoEvolve.observe

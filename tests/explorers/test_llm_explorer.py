@@ -39,7 +39,7 @@ from tests.support.llm_cases import TOOL, server, settings_of, who  # noqa: F401
 from tests.support.openai_server import FAULTS, KEY, SPOILT, OpenAIServer
 from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

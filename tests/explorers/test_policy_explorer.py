@@ -38,7 +38,7 @@ from tests.strategies.test_strategies import rows, settings
 from tests.support.openai_server import Model
 from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = pytest.mark.slow
 
 TINY = ROOT / "models" / "tiny_qwen3"
 FORMS = (Action, Reflection, Tasks, Judgement)

@@ -349,7 +349,6 @@ RUN = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
 def test_a_policy_without_words_gives_the_run_of_the_rules(tmp_path):
     """The tiny policy's paraphrases are no English: all are lost, and two evolutions add the same tasks."""
     train(settings("coevolve", **{**RUN, "explorer.wording": "rules"}), tmp_path / "rules")
@@ -367,7 +366,6 @@ def test_a_policy_without_words_gives_the_run_of_the_rules(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
 def test_a_run_with_new_words_ends_in_the_same_bits_when_it_is_killed(tmp_path, monkeypatch):
     """A polite stand-in speaks; the tiny policy understands it in some rollouts."""
     real, asked = Client.words, []

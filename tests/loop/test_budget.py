@@ -8,24 +8,24 @@ import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.loop.run import Run, RunState
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from tests.loop.test_train import command, kill_when, rows
-from tests.support import forked
+from coevolve_jax.train import train
+from tests.loop.test_train import SMALL, kill_when, rows
 from tests.support.paths import ROOT
 
 TINY = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
 PROBING = {  # free exploration with a probe: rollouts of two roles
     "strategy.probe": 3, "steps": 8, "checkpoint.keep": 20, "evaluation.every": 2,
-    "evaluation.num_rollouts": 1,
+    "evaluation.num_rollouts": 1, "evaluation.tasks": 2, "evolution.tasks": 2, "data.initial_tasks": 4,
 }  # fmt: skip
 
 
-def made(workdir: Path, environ, **changes) -> Path:
-    arguments = command(workdir, "configs/bfcl_tiny.py:strategy=random", **PROBING, **changes)
-    done = forked.run(arguments, environ)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return workdir
+def config_of(**changes):
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py", "strategy=random")
+    model = {"model": str(ROOT / "models" / "tiny_qwen3")}
+    return configs.override(config, {**SMALL, **PROBING, **model, **changes})
 
 
 def spent(workdir: Path, step: int) -> dict[str, int]:
@@ -41,16 +41,17 @@ def numbers(workdir: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tmp_path, environ):
-    whole = made(tmp_path / "whole", environ)
-    found = {step: sum(spent(whole, step).values()) for step in range(1, 9)}
+def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tmp_path, quick):
+    whole, short, killed = (tmp_path / name for name in ("whole", "short", "killed"))
+    train(config_of(), whole, until=4)
+    found = {step: sum(spent(whole, step).values()) for step in range(1, 5)}
     assert spent(whole, 4)["rollouts/probe"] > 0 and found[4] > found[3] + 8  # the step's evolution probed
     budget = found[4] - 1  # only the probes of the evolution reach it
     assert found[3] + 8 <= budget
     changes = {"budget.rollouts": budget, "evaluation.last_rollouts": 3, "checkpoint.every": 3}
 
-    short = made(tmp_path / "short", environ, **changes)
-    summary, ledger = (json.loads((short / f"{n}.json").read_text()) for n in ("summary", "ledger"))
+    summary = train(config_of(**changes), short)
+    ledger = json.loads((short / "ledger.json").read_text())
     assert summary["steps"] == 4 and "not finished" not in (short / "report.html").read_text()
     booked = {key: n for key, n in ledger["costs"].items() if key.startswith("rollouts/")}
     assert booked == spent(whole, 4) and sum(booked.values()) == found[4]
@@ -62,22 +63,18 @@ def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tm
     assert {n for _, n in last["by_task"].values()} == {3} and last["greedy_success"] is not None
     assert summary["held_out"]["after"] == last
 
-    killed = tmp_path / "killed"
-    arguments = command(killed, "configs/bfcl_tiny.py:strategy=random", **PROBING, **changes)
-    logged = lambda n: (
-        lambda: (
-            (killed / "metrics.jsonl").exists() and (killed / "metrics.jsonl").read_bytes().count(b"\n") >= n
-        )
-    )
-    assert kill_when(arguments, environ, logged(2))
-    assert kill_when(arguments, environ, logged(4))  # the last step is over, its summary not written
-    made(killed, environ, **changes)
+    config = fork(short, 3, killed)
+    logged = lambda: (killed / "metrics.jsonl").read_bytes().count(b"\n") >= 4
+    # The last step is over, its summary not written.
+    assert kill_when(["experiments/main.py", f"--workdir={killed}"], quick, logged)
+    assert not (killed / "summary.json").exists()
+    train(config, killed)
     assert numbers(killed) == numbers(short)
     assert rows(killed, "evaluations.jsonl") == rows(short, "evaluations.jsonl")
     assert (killed / "tasks.jsonl").read_bytes() == (short / "tasks.jsonl").read_bytes()
     before = (killed / "summary.json").read_text()
-    done = forked.run([*arguments, "--until=2"], environ)  # behind its end: nothing happens
-    assert done.returncode == 0 and (killed / "summary.json").read_text() == before
+    train(config, killed, until=2)  # behind its end: nothing happens
+    assert (killed / "summary.json").read_text() == before
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ import pytest
 from coevolve_jax import preemption
 from coevolve_jax.loop.run import Run
 from coevolve_jax.records import checkpoint
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.train import train
-from tests.loop.test_train import command, comparable
+from tests.loop.test_train import comparable
 from tests.strategies.test_strategies import rows, settings
 from tests.support import forked
 from tests.support.paths import ROOT
@@ -64,8 +65,9 @@ def asked(config, workdir, moment) -> int | None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nobody asked to end."""
-    workdir = tmp_path_factory.mktemp("preemption") / "whole"
-    train(settings("coevolve", **RARE), workdir)
+    workdir, config = tmp_path_factory.mktemp("preemption") / "whole", settings("coevolve", **RARE)
+    train(config, workdir, until=0)  # leaves a checkpoint, for others to begin from
+    train(config, workdir)
     return workdir
 
 
@@ -95,16 +97,18 @@ def test_rollouts_that_run_ahead_are_given_up(tmp_path):
     "moment, times, status, said",
     [
         (ROLLOUTS, 1, 75, "Asked to end: every finished step is saved, and the same command goes on.\n"),
-        (UPDATE, 2, -signal.SIGTERM, ""),  # a phase that cannot be cancelled ends at the second request
+        # A phase that cannot be cancelled ends at the second request.
+        ((UPDATE[0], 0), 2, -signal.SIGTERM, ""),
     ],
 )
-def test_the_program_ends_with_a_status_of_its_own(tmp_path, environ, moment, times, status, said):
-    program = [__file__, f"{moment[0]} {moment[1]} {times}", *command(tmp_path / "run", **RARE)[1:]]
-    path = os.pathsep.join((str(ROOT), environ["PYTHONPATH"]))
-    done = forked.run(program, {**environ, "PYTHONPATH": path})
+def test_the_program_ends_with_a_status_of_its_own(whole, tmp_path, quick, moment, times, status, said):
+    fork(whole, 0, tmp_path / "run")
+    program = [__file__, f"{moment[0]} {moment[1]} {times}", f"--workdir={tmp_path / 'run'}"]
+    path = os.pathsep.join((str(ROOT), quick["PYTHONPATH"]))
+    done = forked.run(program, {**quick, "PYTHONPATH": path})
     assert done.returncode == status, done.stderr[-3000:]
     assert done.stderr.endswith(said) and "Traceback" not in done.stderr
-    assert checkpoint.latest_step(tmp_path / "run" / "checkpoints") == (1 if times == 1 else None)
+    assert checkpoint.latest_step(tmp_path / "run" / "checkpoints") == (1 if times == 1 else 0)
 
 
 def test_what_may_be_given_up_is_and_what_may_not_is_finished():

@@ -22,7 +22,7 @@ from tests.loop.test_train import comparable
 from tests.strategies import test_strategies
 from tests.strategies.test_strategies import rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = pytest.mark.slow
 
 
 def settings(strategy, **changes):

@@ -8,7 +8,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.train import train
 from tests.strategies.test_strategies import settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = pytest.mark.slow
 NAME = "tests.support.strategies.branching"
 
 
@@ -20,13 +20,14 @@ def lines(workdir, name):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("services")
     for name in ("branching", "static"):
-        config = settings(NAME if name == "branching" else name, **{"learner.learning_rate": 3e-3})
-        train(config, folder / name)
+        changes = {"steps": 3, "learner.learning_rate": 3e-3}
+        config = settings(NAME if name == "branching" else name, **changes)
+        train(config, folder / name, until=2 if name == "static" else None)
     return folder
 
 
 def test_a_branch_learns_and_is_forgotten(runs):
-    state = json.loads((runs / "branching/checkpoints/step_00000004/state.json").read_text())
+    state = json.loads((runs / "branching/checkpoints/step_00000003/state.json").read_text())
     seen = state["state"]["strategy"]["state"]["seen"][0]
     first, second = seen["after"]
     assert seen["before"][0] == seen["before"][1]  # greedy, by the policy as it was before both branches
@@ -42,7 +43,7 @@ def test_a_branch_learns_and_is_forgotten(runs):
 
 def test_costs_are_booked_and_scores_are_cosines(runs):
     ledger = json.loads((runs / "branching/ledger.json").read_text())["costs"]
-    state = json.loads((runs / "branching/checkpoints/step_00000004/state.json").read_text())
+    state = json.loads((runs / "branching/checkpoints/step_00000003/state.json").read_text())
     (seen,) = state["state"]["strategy"]["state"]["seen"]
     drafts, live = len(seen["scores"]), sum(seen["spread"])
     goals = live or drafts

@@ -17,7 +17,7 @@ from coevolve_jax.train import train
 from tests.support.paths import ROOT
 from tests.support.strategies import faulty
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = pytest.mark.slow
 
 OURS = (
     "coevolve",

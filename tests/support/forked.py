@@ -22,7 +22,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # a zygote has no module of tests/ on its path
 # A run of experiments/main.py imports these, at its start and later.
-RUN = "coevolve_jax.train", "coevolve_jax.explorers.scripted", "bfcl_eval", "scipy.stats", "tensorboardX"
+RUN = (
+    "coevolve_jax.train",
+    "coevolve_jax.explorers.scripted",
+    "bfcl_eval",
+    "scipy.stats",
+    "tensorboardX",
+    "transformers.models.auto.tokenization_auto",
+)
 OPTIMISES = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 LATE = (
     "XLA_FLAGS",

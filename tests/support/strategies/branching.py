@@ -19,7 +19,7 @@ class Branching(Static):
         if not evolves(self.config, step):
             return None
         rng = rng_for(self.config.seed, "evolve", step)
-        contexts = [unguided(s, f"draft/{step}/{i}") for i, s in enumerate(lab.scenarios[:8])]
+        contexts = [unguided(s, f"draft/{step}/{i}") for i, s in enumerate(lab.scenarios[:4])]
         drafts, made = draft(lab, contexts, step=step, rng=rng)
         groups = lab.probe(list(drafts), 4, step)
         goal = [g for g in groups if g.mixed] or groups
