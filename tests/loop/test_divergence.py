@@ -10,6 +10,7 @@ from coevolve_jax.comparison import cells, plan, results
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 from coevolve_jax.config import load_file, override
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.train import train
 from tests.comparison.test_comparison import SMALL, command
 from tests.support import forked
@@ -17,13 +18,14 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-# The first updates break the policy.
+# The first update breaks the policy, which the next rollouts find.
 BREAKING = [
     "steps=30",
     "learner.max_grad_norm=1e30",
     "learner.warmup_steps=2",
     "checkpoint.every=1",
-    "learner.learning_rate=1e30",
+    "learner.learning_rate=1e15",
+    "evaluation.every=0",
 ]
 
 
@@ -52,15 +54,17 @@ def test_a_run_that_diverges_notes_the_step_and_why(broken):
     workdir = cell.workdir(folder)
     steps = len((workdir / "metrics.jsonl").read_text().splitlines())
     noted = json.loads((workdir / "failure.json").read_text())
-    assert noted.keys() == {"step", "why"} and noted["step"] == steps and "not finite" in noted["why"]
+    assert noted.keys() == {"step", "why"} and noted["step"] == steps == 1
+    assert "The sampler's log-probabilities are not finite" in noted["why"]
+    assert (workdir / "checkpoints" / "step_00000001").exists()
     assert not (workdir / "summary.json").exists() and cells.ended(workdir)
     page = report.write_report(workdir).read_text()
     assert f"The run diverged at step {steps}. " in page
 
 
-def test_a_last_update_that_breaks_the_policy_is_seen_by_the_last_evaluation(tmp_path):
-    config = configured([*SMALL, *BREAKING, "steps=1", "learner.learning_rate=1e15"])
-    config = override(config, {"strategy.name": "static"})
+def test_a_last_update_that_breaks_the_policy_is_seen_by_the_last_evaluation(broken, tmp_path):
+    folder, cell, _ = broken
+    config = fork(cell.workdir(folder), 0, tmp_path / "run", {"steps": 1})
     with pytest.raises(FloatingPointError, match="the last update broke the policy"):
         train(config, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "failure.json").read_text())["step"] == 1
@@ -113,11 +117,11 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
 
 
 def test_a_run_that_passes_the_step_forgets_that_it_diverged(tmp_path):
-    config, workdir = configured([*SMALL, "steps=3", "checkpoint.every=1"]), tmp_path / "run"
+    config, workdir = configured([*SMALL, "checkpoint.every=1"]), tmp_path / "run"
+    train(config, workdir, until=0)
+    (workdir / "failure.json").write_text(json.dumps({"step": 1, "why": "not finite"}))
     train(config, workdir, until=1)
-    (workdir / "failure.json").write_text(json.dumps({"step": 2, "why": "not finite"}))
-    train(config, workdir, until=2)
-    assert (workdir / "failure.json").exists()  # step 2 is yet to come
+    assert (workdir / "failure.json").exists()  # step 1 is yet to come
     train(config, workdir)
     assert not (workdir / "failure.json").exists() and (workdir / "summary.json").exists()
 

@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coevolve_jax.config import load_file, of_run, override
+from coevolve_jax.config import load_file, of_run
 from coevolve_jax.records.workdir import claimed
-from coevolve_jax.train import train
 from tests.support import forked
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 SMALL = {
-    "steps": 6,
+    "steps": 5,
     "data.initial_tasks": 8,
     "rollout.tasks_per_step": 2,
     "rollout.group_size": 4,
@@ -92,7 +91,7 @@ def test_a_run_leaves_everything_that_the_docs_name(finished):
         "versions",
     } <= summary.keys()
     assert {"rollout", "update", "evolution", "other"} <= summary["seconds"].keys()
-    assert summary["held_out_tasks"] == 6 and summary["steps"] == 6
+    assert summary["held_out_tasks"] == 6 and summary["steps"] == 5
     for word in ("before", "after", "forgetting", "boundary", "rare", "proposed", "rollout"):
         assert word in (finished / "stdout.txt").read_text()
 
@@ -113,7 +112,7 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
         assert 0 <= lineage["similarity"] < 0.9 and lineage["nearest"]
     sizes = [m["tasks"] for m in metrics]
     assert sizes == sorted(sizes) and sizes[-1] == len(tasks)
-    assert [m["evolution"] is not None for m in metrics] == [False, True, False, True, False, False]
+    assert [m["evolution"] is not None for m in metrics] == [False, True, False, True, False]
 
 
 def test_held_out_tasks_lie_in_scenarios_that_are_never_trained_on(finished):
@@ -300,38 +299,22 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
     assert "vocab" in done.stderr and not (tmp_path / "run").exists()
 
 
-# The first update has the rate 1e-5, and every later one final_rate times as much:
-# a checkpoint precedes the update that breaks the policy.
-BREAKING = {
-    "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear",
-    "learner.decay_steps": 1,
-    "checkpoint.every": 1, "steps": 30,
-}  # fmt: skip
-
-
 def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, quick):
+    """A checkpoint precedes it: the first rate is 1e-5, and every later one final_rate times as much."""
     workdir = tmp_path / "run"
-    done = forked.run(command(workdir, **BREAKING, **{"learner.final_rate": 1e35}), quick)
+    breaking = {
+        "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear",
+        "learner.decay_steps": 1, "learner.final_rate": 1e35, "checkpoint.every": 1, "steps": 30,
+    }  # fmt: skip
+    done = forked.run(command(workdir, **breaking), quick)
     assert done.returncode != 0 and "not finite" in done.stderr and "Traceback" not in done.stderr
     assert any((workdir / "checkpoints").glob("step_*"))
 
 
-def test_a_policy_that_overflows_in_the_next_rollouts_does_too(tmp_path):
-    changes = {
-        **SMALL,
-        **BREAKING,
-        "learner.final_rate": 1e20,
-        "model": str(ROOT / "models" / "tiny_qwen3"),
-    }
-    config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), changes)
-    with pytest.raises(FloatingPointError, match="not finite"):
-        train(config, tmp_path / "run")
-    assert any((tmp_path / "run" / "checkpoints").glob("step_*"))
-
-
 def test_programs_are_kept_where_a_user_says_so(tmp_path, quick):
     env = {**quick, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
-    program = [sys.executable, *command(tmp_path / "run"), "--until=0"]
+    few = {"data.initial_tasks": 2, "evaluation.tasks": 1}
+    program = [sys.executable, *command(tmp_path / "run", **few), "--until=0"]
     done = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert list((tmp_path / "compiled").glob("jit_*-cache"))
@@ -382,18 +365,19 @@ def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
         pass
 
 
-def test_a_run_is_evaluated_within_its_own_limits(finished, environ, tmp_path):
+def test_a_run_is_evaluated_within_its_own_limits(finished, quick, tmp_path):
     ours = json.loads((finished / "config.json").read_text())["rollout"]
     program = [ROOT / "experiments" / "evaluate.py", f"--workdir={finished}", "--benchmark=held_out"]
+    program.append(f"--max_concurrency={SMALL['engine.max_concurrency']}")  # the run's compiled programs
     for more, limits in (((), "as in the run's evaluations"), (("--max_new_tokens=8",), "by the flags")):
         output = tmp_path / f"{len(more)}.json"
-        done = forked.run([*program, f"--output={output}", *more], environ)
+        done = forked.run([*program, f"--output={output}", *more], quick)
         assert done.returncode == 0, done.stderr[-2000:]
         told = json.loads(output.read_text())["protocol"]
         assert told["limits"] == limits and told["max_new_tokens"] == (8 if more else ours["max_new_tokens"])
         for name in ("max_length", "max_observation", "tool_call_format"):
             assert told[name] == ours[name]
-    done = forked.run([*program, f"--output={finished / 'config.json' / 'x.json'}"], environ)
+    done = forked.run([*program, f"--output={finished / 'config.json' / 'x.json'}"], quick)
     assert done.returncode != 0 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
 
 
