@@ -31,6 +31,7 @@ from coevolve_jax.rollout.chat import Chat, load_tokenizer
 from coevolve_jax.rollout.engine import Engine, EngineError
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.seeding import salted
 from coevolve_jax.strategies.base import Strategy
 from coevolve_jax.types import Task, Trajectory
 
@@ -110,6 +111,12 @@ def held_out_tasks(workdir: Path) -> list[Task]:
         return [Task.from_json(json.loads(line)) for line in path.read_text().splitlines()]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} holds a line that is no task ({error!r}): restore the file.") from None
+
+
+def training_luck(config: ConfigDict) -> ConfigDict:
+    """The config whose seed the draws of training take: config.seed with config.rollout.salt mixed in."""
+    seed = salted(config.seed, config.rollout.salt)
+    return configs.override(config, {"seed": seed, "rollout.salt": 0})
 
 
 def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:

@@ -8,6 +8,12 @@ import json
 import numpy as np
 
 
+def salted(seed: int, salt: int) -> int:
+    """Returns a seed of other streams than `seed` has. Salt 0 returns the seed itself."""
+    words = json.dumps(["salt", int(seed), int(salt)])
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") if salt else seed
+
+
 def rng_for(seed: int, purpose: str, step: int = 0, *again: int) -> np.random.Generator:
     """Returns the generator for one purpose at one step. None lives across steps.
 

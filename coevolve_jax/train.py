@@ -122,19 +122,20 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             step, state, saved = restored
             run_state = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
-        strategy = build.strategy(c, saved)
+        luck = build.training_luck(c)
+        strategy = build.strategy(luck, saved)
 
         # ---- The loop ------------------------------------------------------------------------------
         last = c.steps if until is None else min(c.steps, until)
         with closing(Run(c, workdir, run_state, saved, trackers)) as run, run.noting_divergence():
-            tasks, roller = run.state.tasks, partial(Roller, c, agent)
+            tasks, roller = run.state.tasks, partial(Roller, luck, agent)
             guard = leak_guard(c, run.state.held_out)
-            services = Services(c, learner, engine, lambda: state)
+            services = Services(luck, learner, engine, lambda: state)
             lab = Laboratory(
                 tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record, services
             )
-            collect = Collector(c, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
-            evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
+            collect = Collector(luck, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
+            evolve = Evolver(luck, strategy, lab, saved)  # strategy.evolve, now or during the next steps
             help = help_of(strategy)
             held_out = partial(
                 evaluate_held_out, c, eval_agent, run.state.held_out, workdir=workdir, help=help

@@ -93,6 +93,9 @@ ROLLOUT = dict(
     # How the policy writes calls. "json": as Qwen; "llama3": one JSON object a message; "python": the first
     # such block of a message is run, for execute(code).
     tool_call_format=Key("json", of=("json", "llama3", "python")),
+    # Other luck in training, for all draws of rollouts, batches and evolutions. The start and the evaluations
+    # stay; 0: the luck of config.seed.
+    salt=Key(0, least=0),
     # S: the rollouts of the next S steps already run, with weights that are up to S updates old.
     max_staleness=Key(0, least=0),
 )

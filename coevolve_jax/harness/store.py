@@ -72,7 +72,7 @@ class Store:
     ):
         self._folder, self._launch, self._jobs = folder, launch, jobs
         self._evaluate, self.audit = evaluate, audit
-        self._start = configs.override(config, {"strategy.name": "static"})
+        self._start = configs.override(config, {"strategy.name": "static", "rollout.salt": 0})
         self._code = f"{campaign.code()[:8]}-{len(os.sched_getaffinity(0)) // jobs or 1}"
 
     def start(self, seed: int) -> Path:

@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from coevolve_jax.explorers.base import Limits
-from coevolve_jax.seeding import rng_for
+from coevolve_jax.seeding import rng_for, salted
 from coevolve_jax.types import Context, Evidence, Group, Lineage, Outcome, Signal, Task
 from tests.support.families import lamps
 from tests.support.loop_fakes import START, as_rows, next_weights
@@ -69,6 +69,7 @@ class Loop:
 
     def __init__(self, config, roles, soon=True):
         self.c, self.roles, self.soon = config, roles, soon
+        self.luck = salted(config.seed, config.rollout.salt)
         self.states, self.rows, self.signal_rows = {}, {}, {}  # by step
         self.similarities = {}  # task id -> cosine to each evaluation task
 
@@ -168,12 +169,12 @@ class Loop:
             if missing <= 0:
                 break
             batch = self.draw(
-                missing, [task.id for task, _ in groups], rng_for(c.seed, "sample", step, *again)
+                missing, [task.id for task, _ in groups], rng_for(self.luck, "sample", step, *again)
             )
             if not batch:
                 break
             k = c.rollout.group_size
-            seeds = rng_for(c.seed, "rollout", step, *again).integers(2**32, size=(len(batch), k)).tolist()
+            seeds = rng_for(self.luck, "rollout", step, *again).integers(2**32, size=(len(batch), k)).tolist()
             done = self.roll(
                 [(task, m, seeds[i][m]) for i, task in enumerate(batch) for m in range(k)],
                 c.rollout.temperature,
@@ -307,7 +308,7 @@ class Loop:
         if not self.evolves(step):
             return None
         c = self.c.evolution
-        rng, stats = rng_for(self.c.seed, "evolve", step), Counter()
+        rng, stats = rng_for(self.luck, "evolve", step), Counter()
         if self.c.strategy.name == "random":
             kind, stats = "random", self.unguided(c.tasks, "random", step, rng)
         else:
