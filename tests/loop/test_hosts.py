@@ -32,7 +32,10 @@ THREADS = {"NPROC": "16"}
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {IN_ORDER}"
 # Batches are scored, and sent once for two updates.
 HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": False}})
-SMALL = {"strategy.name": "static", "steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
+SMALL = {
+    "strategy.name": "static", "steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2,
+    "data.initial_tasks": 4, "evaluation.tasks": 2,
+}  # fmt: skip
 
 
 def start(workdir, quick, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
