@@ -601,7 +601,7 @@ def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_p
         ("random", "cp"): (1, 2, 4), ("random", "ls"): (8, 8, 8),
     }  # fmt: skip
     rows = [
-        {"arm": arm, "seed": 0, "step": step, "calls": tool, "successes": n, "trials": 10}
+        {"arm": arm, "seed": 0, "set": "iid", "step": step, "calls": tool, "successes": n, "trials": 10}
         for (arm, tool), points in success.items()
         for step, n in zip((0, 20, 40), points)
     ]
