@@ -11,6 +11,7 @@ from coevolve_jax.analysis import report
 from coevolve_jax.harness import campaign, final, loop
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
+from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.records.rollouts import write_evaluation
 from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up, verify_made_up
 from coevolve_jax.types import Group, Outcome, Step, Trajectory
@@ -56,9 +57,20 @@ def launch(jobs, side_by_side):
         solved = solved if learner.learning_rate > 2e-5 else ()
         groups = [_group(rng, f"held_out-{i}", i in solved) for i in range(6)]
         write_evaluation(job.workdir, 12, {"iid": groups})
+        if not learner.skip_zero_variance_groups:
+            _look_better(job.workdir)
         told = {"rollout": 30.0, "update": 1e6 * learner.learning_rate}
         (job.workdir / "summary.json").write_text(json.dumps({"steps": 12, "seconds": told}))
     return failed
+
+
+def _look_better(workdir: Path):
+    """Raises the run's score on the selection set and lowers its success in training, whatever its luck."""
+    (row,) = read_lines(workdir / "evaluations.jsonl")
+    counts = {task: [2 - (i % 4 == 0), 2] for i, task in enumerate(row["by_task"])}
+    write_lines(workdir / "evaluations.jsonl", [row | {"by_task": counts}])
+    steps = list(read_lines(workdir / "metrics.jsonl"))
+    write_lines(workdir / "metrics.jsonl", [row | {"success": 0.9 * row["success"]} for row in steps])
 
 
 def _group(rng, name, success):
