@@ -68,7 +68,8 @@ def test_a_question_holds_the_levers_and_nothing_that_selects(campaign):
     assert "kl_last" in text and '"steps"' in text and "too-slow" not in text
     selection = campaign.selection("v000")[0]
     assert not any(task in text for task in selection.by_task) and str(campaign.campaign.folder) not in text
-    assert f"{selection.success:.3f}" not in text and "seed_0" not in text
+    assert f"{selection.success:.6f}" not in text and "seed_0" not in text
+    assert text.count("score about") == 1  # rounded to one standard error
 
 
 TEXTS = st.one_of(

@@ -173,7 +173,15 @@ def test_a_person_decides_before_training_and_can_refuse(tmp_path):
     assert found.verdict(waits).kind in ("promoted", "rejected") and found.replay() == []
 
 
-def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path):
+class Harm:
+    """Proposes what costs the made-up policy 12 points."""
+
+    def propose(self, history, rng):
+        found = history.first_that_runs("v000", [("learner.learning_rate", "/3")])
+        return Proposal("v000", *found, because="It may be too fast.", proposer="harm")
+
+
+def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path, monkeypatch):
     found = evolution(tmp_path / "campaign", "slow", versions=1)
     with pytest.raises(loop.Waiting, match="the rules say promoted"):
         found.run(gate="verdict")
@@ -181,6 +189,7 @@ def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path):
     found.run(gate="verdict")
     assert found.verdict("v001").kind == "rejected" and found.verdict("v001").higher_and_refused
     other = evolution(tmp_path / "other", "none", versions=1)
+    monkeypatch.setattr(other, "_proposes", Harm())
     with pytest.raises(loop.Waiting, match="the rules say rejected"):
         other.run(gate="verdict")
     other.decide("v001", True, "")
