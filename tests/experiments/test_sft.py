@@ -55,7 +55,7 @@ def test_it_leaves_a_policy_and_its_records(whole):
 
 
 def test_stopped_the_same_command_goes_on_to_the_same_bits(whole, tmp_path, quick):
-    """It is killed after the first update and asked to end after the next one."""
+    """A kill comes after the first update, a request to end after the next one."""
     folder = tmp_path / "sft"
     rows, again = folder / "sft.jsonl", ["experiments/sft.py", f"--workdir={folder}"]
     for program, step, number in ((command(folder), 1, signal.SIGKILL), (again, 2, signal.SIGTERM)):
