@@ -177,6 +177,7 @@ def test_a_call_that_dies_once_is_made_again(tmp_path):
         assert outcome.success and pool.restarts == 1 and (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_for_ever_meets_the_clock_and_is_made_again(monkeypatch):
     with ProcessPool("tests.support.families.fragile", workers=1) as pool:
         monkeypatch.setattr(worker_process, "WALL_FACTOR", 0.0)

@@ -31,6 +31,7 @@ def test_the_first_version_moves_the_right_lever_and_is_promoted(fault, tmp_path
     assert [s.held for s in followed] == [("v001",)] and followed[0].trust == 2 / 3
 
 
+@pytest.mark.slow
 def test_each_proposer_ends_and_says_what_it_did(tmp_path):
     told = {}
     for proposer in ("scripted", "placebo", "score", "search"):
@@ -57,6 +58,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing in the code catches it."""
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_same_command_goes_on_to_the_same_files(tmp_path, monkeypatch):
     whole = evolution(tmp_path / "whole" / "campaign", "short", versions=1)
     whole.run()
@@ -226,6 +228,7 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
     assert not any(f"{s:.6f}" in text for s in scores)
 
 
+@pytest.mark.slow
 def test_a_diagnostic_that_tells_failures_is_registered_and_gates_after_two_more_versions(tmp_path):
     found = evolution(tmp_path / "campaign", "slow", versions=5, diagnostics="evolving")
     found.run()

@@ -532,6 +532,7 @@ def test_a_salt_is_other_luck_from_the_same_start(tmp_path):
     assert heard[1][2] != heard[2][2]
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(config=st.fixed_dictionaries(SETTINGS), stops=STOPS, batches=st.booleans(), soon=st.booleans())
 def test_the_loop_agrees_with_the_reference(config, stops, batches, soon):

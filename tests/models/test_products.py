@@ -83,6 +83,7 @@ def test_other_platforms_and_dtypes_refuse_it(dtype, platform):
     assert products.checked("", dtype, platform) is None
 
 
+@pytest.mark.slow
 def test_the_engine_samples_from_the_model_that_the_learner_scores(tiny_config):
     """Its log-probabilities are those of `Decoder` with the same operands, and not those of float32."""
     params, n = random_params(tiny_config), 12
