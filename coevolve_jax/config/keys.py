@@ -50,6 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         games=0,  # of each level, for training, and as many for evaluation
     ),
     "appworld": {},
+    "tools": dict(source=""),  # "my_env:Shop", "my_env.py:Shop", or a file of functions
 }
 
 DATA = dict(

@@ -103,6 +103,8 @@ CATEGORIES: Sequence[str] = ()  # parts of the benchmark that `tasks` takes as s
 PROTOCOLS: Mapping[str, Mapping[str, Any]] = {}
 # Distributions in the family's interpreter whose versions a score depends on.
 PACKAGES: Sequence[str] = ()
+# Whether `scenarios`, `tasks` and `tools` execute code of the user's, and so run in a process of their own.
+APART = False
 
 
 def warm_up() -> None:

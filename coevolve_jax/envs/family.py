@@ -70,13 +70,14 @@ class Family:
 def load(name: str, python: str = "") -> Family:
     """Loads the family `name`: coevolve_jax.envs.<name>, or the module at a dotted path.
 
-    python: the interpreter that has its packages; "" is this one. Raises ValueError, in one sentence, for an
+    python: the interpreter that has its packages; "" is this one. The family's functions run in a process of
+    their own where it is named, or where the family says APART. Raises ValueError, in one sentence, for an
     unknown name, a missing function, and a module that needs packages which this interpreter lacks.
     """
     family = module(name)
     heavy: dict[str, Callable] = {k: getattr(family, k) for k in ("scenarios", "tasks", "tools")}
     heavy["versions"] = functools.partial(versions, family)
-    if python:
+    if python or getattr(family, "APART", base.APART):
         from coevolve_jax.envs.remote import Remote  # here: it starts processes, and workers import this file
 
         heavy = Remote(name, python).functions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -57,9 +58,11 @@ class Remote:
                 (reply,) = self._process.request(next(self._ids), [json.dumps(["ask", *question])])
             except (Lost, RuntimeError) as error:
                 self._process.restart()
+                why = str(error).partition(" in [")[0][:300]
                 raise ValueError(
                     f"The environment {self.name!r} could not be asked for its {question[0]} "
-                    f"under {self.python} ({str(error)[:300]}): its own message stands above."
+                    f"under {self.python or sys.executable}: {why}; its own message stands above, if it left "
+                    "one."
                 ) from None
         if reply[0] == "refused":
             raise ValueError(reply[1])

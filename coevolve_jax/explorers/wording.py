@@ -113,7 +113,8 @@ def _changed(p: Proposal) -> int:
 
 def _task(p: Proposal) -> Task:
     scenario = p.context.task
-    return Task(f"{p.context.id}/wording", scenario.environment, scenario.scenario, p.turns, p.description)
+    id = f"{p.context.id}/wording"
+    return Task(id, scenario.environment, scenario.scenario, p.turns, p.description, system=scenario.system)
 
 
 def _about(p: Proposal, turn: int) -> dict[str, Any]:

@@ -181,7 +181,14 @@ def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Out
 def _task(proposal: Proposal, id: str) -> Task:
     """The task to execute: the proposal's turns in its scenario. The lineage comes with the verdict."""
     scenario = proposal.context.task
-    return Task(id, scenario.environment, scenario.scenario, proposal.turns, proposal.description)
+    return Task(
+        id,
+        scenario.environment,
+        scenario.scenario,
+        proposal.turns,
+        proposal.description,
+        system=scenario.system,
+    )
 
 
 def _by_turn(task: Task, answers: Sequence[Observation]) -> Answers:

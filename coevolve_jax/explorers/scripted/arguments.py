@@ -56,9 +56,9 @@ def harvest(data: Any, key: str = "", path: tuple[str, ...] = (), fresh: bool = 
     A text above MAX_STRING characters gives up to five of its words instead.
     """
     if isinstance(data, Mapping):
-        # The keys of a mapping of records are names; so are capitalised keys ({"Alice": "USR001"}).
+        # The keys of a mapping of records are names, and so are capitalised ones: {"Al": "USR1"}, {"Al": 5}.
         collection = all(isinstance(v, Mapping) for v in data.values()) or all(
-            isinstance(v, str) and k[:1].isupper() for k, v in data.items()
+            isinstance(v, str | int | float) and k[:1].isupper() for k, v in data.items()
         )
         for name, value in data.items():
             if collection:

@@ -1,0 +1,162 @@
+"""Your own tools: a class in TRL's style or a file of functions (config.environment.source).
+
+docs/guides/train_on_your_own_tools.md says what it may define. Its code runs in worker processes only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.tools.deadline import deadline
+from coevolve_jax.envs.tools.environment import Instance, World
+from coevolve_jax.envs.tools.source import Refused, Tools, load
+from coevolve_jax.types import Task, Turn
+
+# The functions below execute the user's code: in another process, even under this interpreter.
+APART = True
+# Splits whose worlds are made by reset(seed=i), with the first seed of each.
+SEEDS = {"train": 0, "development": 1_000_000, "test": 2_000_000}
+MANY = 48  # worlds of a split that are made by seeds
+SHOWN = 20_000  # characters of an initial state that explorers see; a longer one they see by its answers
+SECONDS = 60.0  # that loading the source, or one reset, may take
+
+make = World
+
+
+def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> list[Task]:
+    """Returns the worlds in which a split's tasks take place.
+
+    They are the split's entry in the source's `scenarios`: keyword arguments of reset. Without these they are
+    reset(seed=i), with other seeds for each split. Of several that begin alike the first counts.
+
+    A source whose reset takes no arguments has one world, in all splits. Its held-out tasks are other tasks
+    in the same world, and leak control keeps them apart.
+    """
+    tools = _load(settings)
+    resets = _resets(tools, split)
+    if resets == [{}]:
+        return _begun(tools, split, resets)
+    avoided = (
+        {s.scenario["begins"] for s in _begun(tools, apart_from, _resets(tools, apart_from))}
+        if apart_from
+        else ()
+    )
+    found = [s for s in _begun(tools, split, resets) if s.scenario["begins"] not in avoided]
+    if not found:
+        raise Refused(
+            f"{tools.place()}: every world of the split {split!r} begins as one of {apart_from!r} does. Let "
+            "reset make what it makes from its seed, or give `scenarios` that differ."
+        )
+    return found
+
+
+def tasks(split: str, settings: Mapping[str, Any]) -> list[Task]:
+    """Returns the source's own tasks: the text of reset is the request, and get_reward scores it.
+
+    There are none without get_reward, and none of a world whose reset returns no text.
+    """
+    tools = _load(settings)
+    if tools.own("get_reward") is None:
+        return []
+    worlds = _begun(tools, split, _resets(tools, split))
+    asked = [(world, world.scenario.get("request")) for world in worlds]
+    return [
+        dataclasses.replace(world, id=f"own_{world.id}", turns=(Turn(request),))
+        for world, request in asked
+        if request
+    ]
+
+
+def tools(task: Task) -> list[dict]:
+    """Returns the schemas of the source's tools."""
+    return load(task.scenario["source"]).schemas()
+
+
+def _load(settings: Mapping[str, Any]) -> Tools:
+    source = str(settings.get("source") or "")
+    with deadline(SECONDS, f"config.environment.source={source}"):
+        found = load(source)
+    found.schemas()
+    return found
+
+
+def _resets(tools: Tools, split: str) -> list[dict]:
+    """Returns the keyword arguments of reset for each world of a split."""
+    named = tools.own("scenarios")
+    if named is not None:
+        _check_scenarios(tools, named)
+        if split not in named:
+            raise Refused(
+                f"{tools.place()}: {tools.name}.scenarios has no split {split!r}, but {', '.join(named)}: "
+                "add it, or set config.environment.train_split and eval_split."
+            )
+        return [dict(each) for each in named[split]]
+    if split not in SEEDS:
+        raise Refused(f"Unknown split {split!r}: use {', '.join(SEEDS)}, or give {tools.name}.scenarios.")
+    reset = tools.own("reset")
+    parameters = inspect.signature(reset).parameters.values() if reset else ()
+    if any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters):
+        return [{"seed": SEEDS[split] + i} for i in range(MANY)]
+    return [{}]
+
+
+def _check_scenarios(tools: Tools, named: Any) -> None:
+    sound = isinstance(named, Mapping) and all(
+        isinstance(split, str) and isinstance(listed, (list, tuple)) and listed
+        and all(isinstance(each, Mapping) for each in listed)
+        for split, listed in named.items()
+    )  # fmt: skip
+    if not sound:
+        raise Refused(
+            f'{tools.place()}: {tools.name}.scenarios must be {{"train": [{{...}}, ...], "development": '
+            '[...], "test": [...]}, with keyword arguments of reset in each place.'
+        )
+
+
+def _begun(tools: Tools, split: str, resets: list[dict]) -> list[Task]:
+    """Returns a scenario for each reset that begins like none before it."""
+    found: dict[str, Task] = {}
+    for number, reset in enumerate(resets):
+        given = ", ".join(f"{key}={value!r}"[:60] for key, value in reset.items())
+        with deadline(SECONDS, f"{tools.place()}: {tools.name}.reset({given})"):
+            states = []
+            for _ in range(2):
+                world = Instance(tools.source, reset)
+                states.append([world.state(), world.text])
+        if states[0] != states[1]:
+            raise Refused(
+                f"{tools.place()}: {tools.name}.reset({given}) begins otherwise each time, at "
+                f"{difference(*states) or 'its text'}: let it depend on its arguments alone, and on no clock."
+            )
+        begins = digest(states[0])
+        if begins not in found:
+            found[begins] = _scenario(tools, f"{split}_{number}", reset, begins, *states[0])
+    return list(found.values())
+
+
+def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text: str) -> Task:
+    """text: what reset returned, a system message; with get_reward it is the request of the own task."""
+    values, graded = tools.own("values"), tools.own("get_reward") is not None
+    shown = {tools.name: state} if len(repr(state)) <= SHOWN else {}
+    scenario = {
+        "source": tools.source,
+        "reset": reset,
+        "begins": begins,
+        "initial_state": shown,
+        **({"request": text} if graded and text else {}),
+        **({"values": {k: list(v) for k, v in values.items()}} if isinstance(values, Mapping) else {}),
+    }
+    return Task(id, "tools", scenario, system="" if graded else text)
+
+
+def difference(a: Any, b: Any, where: str = "") -> str:
+    """Names the first place where two JSON values differ; "" where they are equal."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return next((d for key in a if (d := difference(a[key], b[key], f"{where}.{key}".lstrip(".")))), "")
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return next((d for n, pair in enumerate(zip(a, b)) if (d := difference(*pair, f"{where}[{n}]"))), "")
+    return "" if a == b else where or "its state"

@@ -1,0 +1,181 @@
+"""A user's object as a world: its methods are the tools, its state and its answers are what is graded.
+
+Workers import this file: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.calls import bind, signatures
+from coevolve_jax.envs.tools import source as sources
+from coevolve_jax.envs.tools.schema import convert, hints_of
+from coevolve_jax.envs.tools.source import Refused
+from coevolve_jax.envs.tools.state import plain
+from coevolve_jax.envs.turns import Turns
+from coevolve_jax.types import SUCCESS, Call, Observation, Outcome, Task, Turn
+
+MAX_ANSWER = 20_000  # characters of an answer; the rest is counted and cut
+
+
+class Instance:
+    """One object of the user's, in a file executed anew, with random numbers of its own.
+
+    text: what reset returned. `random` is seeded by the arguments of reset, so that code which forgets to
+    seed it answers alike in equal worlds.
+    """
+
+    def __init__(self, source: str, reset: Mapping[str, Any]):
+        """Raises Refused where the user's code cannot be loaded or reset."""
+        self._random = random.Random(digest(dict(reset))).getstate()
+        with self._own_random():
+            self.tools = sources.load(source)
+            self._world, self.text = sources.begin(self.tools, reset)
+        self._allowed = signatures(self.tools.schemas())
+
+    def call(self, call: Call) -> Observation:
+        """Executes one call. What the user's code raises comes back as an error, as in TRL."""
+        pid = os.getpid()
+        try:
+            arguments = bind(call, self._allowed)
+            hints = hints_of(self.tools.tools[call.name])
+            arguments = {k: convert(hints.get(k), v) for k, v in arguments.items()}
+            with self._own_random():
+                found = sources.run(getattr(self._world, call.name), arguments)
+            text = answer(found)
+        except (Exception, SystemExit) as error:
+            said = str(error)[:MAX_ANSWER] or type(error).__name__
+            if isinstance(error, SystemExit):
+                said = f"{call.name} ended the program (exit {error.code})"
+            return Observation(json.dumps({"error": said}, ensure_ascii=False), error=True)
+        finally:
+            if os.getpid() != pid:  # the tool forked: the child must not answer for its parent
+                os._exit(0)
+        failed = isinstance(found, Mapping) and bool(found.get("error"))
+        return Observation(text, error=failed)
+
+    def state(self) -> Any:
+        """Returns the state as JSON values. Raises Refused where JSON cannot write it."""
+        with self._own_random():
+            return sources.state_of(self.tools, self._world)
+
+    def reward(self) -> float:
+        """Returns get_reward() within [0, 1]. Raises Refused for anything but a finite number."""
+        try:
+            with self._own_random():
+                found = sources.run(self._world.get_reward, {})
+            number = float(found)
+        except (Exception, SystemExit) as error:
+            raise Refused(f"{self.tools.name}.get_reward raises {type(error).__name__}: {error}.") from None
+        if not math.isfinite(number):
+            raise Refused(f"{self.tools.name}.get_reward returns {number}: return a number from 0 to 1.")
+        return min(max(number, 0.0), 1.0)
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        others = random.getstate()
+        random.setstate(self._random)
+        try:
+            yield
+        finally:
+            self._random = random.getstate()
+            random.setstate(others)
+
+
+def answer(value: Any) -> str:
+    """Returns what a tool returned as the agent reads it: text as it is, else JSON, else str(value)."""
+    if not isinstance(value, str):
+        try:
+            value = json.dumps(value, ensure_ascii=False, default=lambda v: plain(v, "the answer"))
+        except (TypeError, ValueError, RecursionError):
+            value = str(value)
+    more = len(value) - MAX_ANSWER
+    text = value[:MAX_ANSWER].encode("utf-8", "replace").decode()  # no lone surrogates
+    return f"{text}… ({more} more characters)" if more > 0 else text
+
+
+class World:
+    """One rollout's world. A turn passes on two conditions.
+
+    The state equals the one that the reference calls lead to. And the answers of those reference calls that
+    changed no state were also answers to the agent, in this turn or an earlier one. A turn without reference
+    calls is scored by the class's own get_reward.
+    """
+
+    def reset(self, task: Task) -> None:
+        """Begins the task's world. ValueError where the user's code raises, or begins in another state."""
+        self._task, scenario = task, task.scenario
+        self._own = Instance(scenario["source"], scenario["reset"])
+        begins = digest([self._own.state(), self._own.text])
+        if begins != scenario["begins"]:
+            raise ValueError(
+                f"{task.id!r}: {scenario['source']} begins in another state than when this scenario was "
+                "made. Its reset depends on more than its arguments (a clock, unseeded random numbers), or "
+                "the file was changed: python experiments/check_tools.py tells which."
+            )
+        self._reference: Instance | None = None
+        self._told: set[str] = set()
+        self._turns = Turns(task)
+        self._reward: float | None = None
+
+    def step(self, call: Call) -> Observation:
+        observation = self._own.call(call)
+        self._told.add(observation.text)
+        return observation
+
+    def end_turn(self) -> None:
+        """Grades the turn. ValueError when all turns have ended."""
+        self._turns.end(self._grade)
+
+    def _grade(self, turn: Turn) -> str:
+        """Returns why the turn fails, "" where it passes."""
+        if not turn.calls:
+            return self._rewarded()
+        if self._reference is None:
+            scenario = self._task.scenario
+            self._reference = Instance(scenario["source"], scenario["reset"])
+        try:
+            told = []
+            for call in turn.calls:
+                before = self._reference.state()
+                said = self._reference.call(call).text
+                if before == self._reference.state():
+                    told.append(said)
+            if self._own.state() != self._reference.state():
+                return "state_differs"
+        except Refused:
+            return "state_unreadable"
+        return "" if self._told.issuperset(told) else "answer_missing"
+
+    def _rewarded(self) -> str:
+        if self._own.tools.own("get_reward") is None:
+            return "nothing_to_grade"
+        try:
+            self._reward = self._own.reward()
+        except Refused:
+            return "reward_unreadable"
+        return "" if self._reward >= SUCCESS else "reward_below_half"
+
+    def score(self) -> Outcome:
+        """Returns reward 1 where all turns passed, or get_reward's. ValueError for a bare scenario."""
+        outcome = self._turns.outcome()
+        if self._reward is None or any(turn.calls for turn in self._task.turns):
+            return outcome
+        reward = self._reward if self._turns.ended == len(self._task.turns) else 0.0
+        return Outcome(reward, reward >= SUCCESS, progress=outcome.progress, reason=outcome.reason)
+
+    def fingerprint(self) -> str:
+        try:
+            return digest(self._own.state())
+        except Refused as why:
+            return digest(["state_unreadable", str(why)])
+
+    def close(self) -> None:
+        self._reference = None

@@ -1,0 +1,316 @@
+"""Reads a user's tools: a class in TRL's style, or a file of functions.
+
+A source is "my_env:Shop", "folder/my_env.py:Shop", "my_tools.py" or "my_tools". `load` executes the file anew
+for each world, so that worlds share nothing that the file defines: no class attributes and no globals. What
+it imports is shared.
+
+Workers import this file: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coevolve_jax.envs.tools.schema import Unfit, schema
+from coevolve_jax.envs.tools.state import NoState, is_generator, plain
+
+# Public methods that are no tools. TRL has the first two; `state` is this project's.
+RESERVED = ("reset", "get_reward", "state")
+# Attributes of the class, or names in the file, that tell about the worlds and are no state.
+ABOUT = ("scenarios", "values")
+KEY = "config.environment.source"
+
+
+class Refused(ValueError):
+    """Raised where the user's code cannot be used. The message says where, why, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """The contents of a source, before anything of it has run but the file itself.
+
+    name: the class's name, or the file's. tools: name -> the function, unbound where it is a method.
+    make: makes the object whose methods the tools are; None for a file of functions.
+    """
+
+    source: str
+    name: str
+    module: types.ModuleType
+    tools: Mapping[str, Callable]
+    make: type | None
+
+    def own(self, name: str) -> Any:
+        """Returns what the class, or the file, defines under a name; None where it defines nothing."""
+        return getattr(self.make or self.module, name, None)
+
+    def schemas(self) -> list[dict]:
+        """Returns the tools' function schemas. Raises Refused, which names the tool and its line."""
+        found = []
+        for name, function in self.tools.items():
+            try:
+                found.append(schema(function))
+            except Unfit as why:
+                raise Refused(f"{self.place(function)}: {self.name}.{name} {why}.") from None
+            except Exception as error:
+                raise Refused(
+                    f"{self.place(function)}: {self.name}.{name} has no schema ({error})."
+                ) from None
+        return found
+
+    def place(self, function: Callable | None = None) -> str:
+        """Returns FILE:LINE of a function, or of the class or file."""
+        code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+        file = shown(self.module.__file__ or self.source)
+        if code:
+            return f"{file}:{code.co_firstlineno}"
+        if self.make:
+            with_line = re.compile(rf"^\s*class\s+{self.make.__name__}\b")
+            lines = _text(self.module.__file__ or "").splitlines()
+            return next((f"{file}:{n}" for n, line in enumerate(lines, 1) if with_line.match(line)), file)
+        return f"{file}:1"
+
+
+def load(source: str) -> Tools:
+    """Executes a source's file anew and returns what it defines. Raises Refused."""
+    where, _, name = source.partition(":")
+    if not where:
+        raise Refused(
+            f'{KEY} is {source!r}: give a class, such as "my_env:Shop" or "my_env.py:Shop", or a file.'
+        )
+    path = find(where)
+    module = _execute(path, source)
+    kind = _class(module, name, source)
+    found = _methods(kind, source) if kind else _functions(module)
+    what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
+    tools = Tools(source, what, module, found, kind)
+    if not found:
+        how = "public methods" if kind else "public functions"
+        raise Refused(
+            f"{tools.place()}: {what} has no tools: its {how} other than {', '.join(RESERVED)} are the tools."
+        )
+    if kind and not callable(getattr(kind, "reset", None)):
+        raise Refused(f"{tools.place()}: {what} has no method reset(self, ...): it begins each world.")
+    return tools
+
+
+def find(where: str) -> str:
+    """Returns the path of the file that a source names. Raises Refused where there is none."""
+    if where.endswith(".py") or os.sep in where:
+        path = where if where.endswith(".py") else f"{where}.py"
+        if not os.path.isfile(path):
+            raise Refused(f"{KEY} names the file {where}, which does not exist in {os.getcwd()}.")
+        return os.path.abspath(path)
+    folders = [os.getcwd(), *sys.path]
+    *packages, last = where.split(".")
+    for folder in folders:
+        base = os.path.join(folder, *packages, last)
+        for path in (f"{base}.py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(path):
+                return os.path.abspath(path)
+    raise Refused(
+        f"{KEY} names the module {where}, which is neither in {os.getcwd()} nor installed: "
+        "give the file's path, or run from its folder."
+    )
+
+
+def shown(path: str) -> str:
+    """Returns a path as messages show it: relative, where it lies below the current folder."""
+    relative = os.path.relpath(path)
+    return os.path.abspath(path) if relative.startswith("..") else relative
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(path: str, changed: float) -> types.CodeType:
+    return compile(_text(path), path, "exec", dont_inherit=True)
+
+
+def _execute(path: str, source: str) -> types.ModuleType:
+    """Executes a file as a module that is registered under its name while it is the latest."""
+    folder, name = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
+    package = []
+    if name == "__init__":
+        folder, name = os.path.split(folder)
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, part = os.path.split(folder)
+        package.insert(0, part)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: a file of the user's must not stand for one of Python's own
+    full = ".".join([*package, name])
+    if full in sys.stdlib_module_names:
+        raise Refused(f"{KEY} names the file {path}, and Python has a module {full} of its own: rename it.")
+    module = types.ModuleType(full)
+    module.__file__, module.__package__ = path, ".".join(package)
+    module.__spec__ = importlib.machinery.ModuleSpec(full, None, origin=path)
+    sys.modules[full] = module  # dataclasses and type hints look their module up
+    try:
+        exec(_compiled(path, os.stat(path).st_mtime), module.__dict__)
+    except (Exception, SystemExit) as error:
+        lines = [f.tb_lineno for f in _frames(error.__traceback__) if f.tb_frame.f_code.co_filename == path]
+        line = lines[-1] if lines else getattr(error, "lineno", None) or 1
+        what = f"{type(error).__name__}: {error}".strip(": ")
+        raise Refused(f"{shown(path)}:{line}: {KEY}={source} cannot be executed ({what}).") from None
+    return module
+
+
+def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return found
+
+
+def _class(module: types.ModuleType, name: str, source: str) -> type | None:
+    """Returns the class that the source names, or the file's only class with a reset; None for functions."""
+    own = {n: v for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__}
+    if name:
+        found = getattr(module, name, None)
+        if not isinstance(found, type):
+            has = ", ".join(own) or "no class"
+            raise Refused(f"{KEY} is {source!r}, and {module.__file__} has no class {name}: it has {has}.")
+        return found
+    able = [kind for kind in own.values() if callable(getattr(kind, "reset", None))]
+    if len(able) > 1:
+        names = ", ".join(kind.__name__ for kind in able)
+        raise Refused(
+            f"{KEY} is {source!r}, and the file has several classes ({names}): name one, FILE:CLASS."
+        )
+    return able[0] if able else None
+
+
+def _methods(kind: type, source: str) -> dict[str, Callable]:
+    """Returns the tools of a class as TRL 1.16 finds them: its public functions, by name."""
+    found = {
+        name: function
+        for name, function in inspect.getmembers(kind, inspect.isfunction)
+        if name not in RESERVED and not name.startswith("_")
+    }
+    _refuse_twins(found, kind.__name__)
+    return found
+
+
+def _functions(module: types.ModuleType) -> dict[str, Callable]:
+    """Returns the public functions that the file itself defines, by name."""
+    found = {
+        name: function
+        for name, function in sorted(vars(module).items())
+        if inspect.isfunction(function)
+        and function.__module__ == module.__name__
+        and name not in RESERVED
+        and not name.startswith("_")
+    }
+    _refuse_twins(found, module.__name__)
+    return found
+
+
+def _refuse_twins(found: Mapping[str, Callable], where: str) -> None:
+    for name, function in found.items():
+        if function.__name__ != name:
+            raise Refused(
+                f"{where} has two names for one tool, {name} and {function.__name__}: a schema carries the "
+                "function's own name. Begin one of them with _, or use functools.wraps in the decorator."
+            )
+
+
+def begin(tools: Tools, reset: Mapping[str, Any]) -> tuple[Any, str]:
+    """Makes a world's object and resets it. Returns the object (the module, for functions) and reset's text.
+
+    Raises Refused where the user's code raises, or where reset returns anything but text or None.
+    """
+    try:
+        world = tools.make() if tools.make else tools.module
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{tools.place()}: {tools.name}() raises {_said(error)}.") from None
+    function = getattr(world, "reset", None)
+    if function is None:
+        return world, ""
+    try:
+        text = run(function, reset)
+    except (Exception, SystemExit) as error:
+        given = ", ".join(f"{k}={v!r}"[:60] for k, v in reset.items())
+        raise Refused(
+            f"{tools.place(function)}: {tools.name}.reset({given}) raises {_said(error)}."
+        ) from None
+    if text is not None and not isinstance(text, str):
+        raise Refused(
+            f"{tools.place(function)}: {tools.name}.reset returns a {type(text).__name__}: return text, "
+            "which the agent reads before its task, or None."
+        )
+    return world, text or ""
+
+
+def run(function: Callable, arguments: Mapping[str, Any]) -> Any:
+    """Calls a function, also an async one."""
+    found = function(**arguments)
+    if inspect.iscoroutine(found):
+        import asyncio  # here: most tools are not async, and workers start faster without it
+
+        return asyncio.run(found)
+    return found
+
+
+def state_of(tools: Tools, world: Any) -> Any:
+    """Returns a world's state as JSON values.
+
+    It is `state()`, where the source defines that. Else it is the object's attributes, with the data of its
+    class and of the file, which methods may change too. Raises Refused for an attribute that JSON cannot
+    write.
+    """
+    own = tools.own("state")
+    try:
+        if own is not None:
+            return plain(run(world.state, {}), f"{tools.name}.state()")
+        attributes = vars(world) if tools.make else {}
+        inside = {k: plain(v, f"{tools.name}.{k}") for k, v in sorted(attributes.items())}
+        return {**shared_data(tools), **inside}
+    except NoState as why:
+        raise Refused(
+            f"{tools.place()}: {why}, which cannot be written as JSON: define state(self), which returns "
+            "what two worlds are compared by."
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{tools.place()}: {tools.name}.state raises {_said(error)}.") from None
+
+
+def shared_data(tools: Tools) -> dict[str, Any]:
+    """Returns the mutable data that the class or the file holds, as far as JSON can write it.
+
+    A logger, a pattern or a lock is left out.
+    """
+    names: dict[str, Any] = {k: v for k, v in vars(tools.module).items() if not k.startswith("__")}
+    for kind in reversed(tools.make.__mro__[:-1] if tools.make else ()):
+        names.update({f"{kind.__name__}.{k}": v for k, v in vars(kind).items() if not k.startswith("__")})
+    found = {}
+    for name, value in sorted(names.items()):
+        mutable = (
+            isinstance(value, (dict, list, set, bytearray)) or type(value).__module__ == tools.module.__name__
+        )
+        counted = not tools.make and isinstance(value, (int, float, str, tuple, type(None)))
+        if name.rpartition(".")[2] in ABOUT or is_generator(value) or not (mutable or counted):
+            continue
+        if isinstance(value, type) or callable(value):
+            continue
+        try:
+            found[name] = plain(value, name)
+        except NoState:
+            continue
+    return found
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}".strip(": ")

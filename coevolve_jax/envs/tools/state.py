@@ -1,0 +1,85 @@
+"""The state of a user's object as plain JSON values, so that two worlds can be compared.
+
+Workers import this file: it needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import math
+import pathlib
+import random
+import sys
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 64  # levels; deeper ones contain themselves, or nearly
+# Generators of random numbers are no state: one draw more or less is no difference that a user sees.
+GENERATORS = (random.Random,)
+_AS_TEXT = (
+    datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction,
+    pathlib.PurePath, uuid.UUID, complex, range, slice,
+)  # fmt: skip
+
+
+class NoState(ValueError):
+    """Raised for an object that has no JSON form. The message names it."""
+
+
+def is_generator(value: Any) -> bool:
+    """Tells whether a value draws random numbers: of the standard library, or of NumPy."""
+    return isinstance(value, GENERATORS) or type(value).__module__.startswith("numpy.random")
+
+
+def plain(value: Any, where: str, depth: int = 0) -> Any:
+    """Returns a value as JSON values that are equal for equal values.
+
+    Sets have no order. An object of a user's class is written by its attributes, with its class's name.
+    where: the value's name, for NoState, which is raised for what has no such form: open files, locks,
+    functions, connections, and values that contain themselves.
+    """
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, (int, float)):
+        finite = isinstance(value, int) or math.isfinite(value)
+        return value if finite else repr(float(value))
+    if depth == MAX_DEPTH:
+        raise NoState(f"{where[:200]} is more than {MAX_DEPTH} levels deep, or contains itself")
+    below = depth + 1
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {str(k): plain(v, f"{where}[{k!r}]", below) for k, v in sorted(value.items())}
+        key = f"a key of {where}"
+        pairs = [[plain(k, key, below), plain(v, f"{where}[{k!r}]", below)] for k, v in value.items()]
+        return sorted(pairs, key=repr)
+    if isinstance(value, (list, tuple, deque)):
+        return [plain(each, f"{where}[{i}]", below) for i, each in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(each, f"an element of {where}", below) for each in value), key=repr)
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if is_generator(value):
+        return type(value).__name__
+    found = _attributes(value, where)
+    inside = {k: plain(v, f"{where}.{k}", below) for k, v in sorted(found.items())}
+    return {"(class)": type(value).__name__, **inside}
+
+
+def _attributes(value: Any, where: str) -> dict[str, Any]:
+    """Returns the attributes of an object of a class that a user defines. Raises NoState for others."""
+    kind = type(value)
+    slots = [s for each in kind.__mro__ for s in getattr(each, "__slots__", ())]
+    foreign = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    if callable(value) or foreign or not (hasattr(value, "__dict__") or slots):
+        raise NoState(f"{where[:200]} is a {kind.__module__}.{kind.__name__}".replace("builtins.", ""))
+    named = {s: getattr(value, s) for s in slots if s != "__dict__" and hasattr(value, s)}
+    return {**named, **getattr(value, "__dict__", {})}

@@ -1,0 +1,190 @@
+"""Finds what is wrong with tools, with the line and the remedy, from the facts of exploration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.toolcheck.facts import Facts
+from coevolve_jax.toolcheck.lines import Lines
+from coevolve_jax.types import Call
+
+FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
+FEW_TASKS = 40  # different tasks, of those asked for
+LONG_PROMPT = 0.5  # share of a rollout's tokens that the prompt may take
+DUE = {"clock": "asks a clock", "chance": "draws what no seed decides", "network": "may reach a network"}
+
+
+class Finding(NamedTuple):
+    """stops: whether training on these tools is unsound before it is mended. place: FILE:LINE, or ""."""
+
+    stops: bool
+    place: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.what} {self.remedy}".removeprefix(": ")
+
+
+def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
+    """Returns the findings, those that stop training first."""
+    found = [
+        *_repeats(facts, lines),
+        *_deaths(facts, lines),
+        *_tasks(facts, lines),
+        *(finding for name in facts.tools for finding in _tool(config, facts, name, lines)),
+        *_twins(facts, lines),
+        *_state(facts, lines),
+        *_worlds(facts, lines),
+        *_suspects(facts, lines),
+        *_described(facts, lines),
+        *_prompt(config, facts, lines),
+    ]
+    return sorted(found, key=lambda finding: not finding.stops)
+
+
+def said(call: Call) -> str:
+    """Writes a call as Python would."""
+    return f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})"[:160]
+
+
+def _repeats(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    for unlike in facts.unlike:
+        texts = f"{unlike.first[:80]!r}, then {unlike.second[:80]!r}"
+        if unlike.first == unlike.second:
+            texts = f"{unlike.first[:80]!r} both times, and the state differs"
+        if unlike.alone:
+            what = f"{unlike.call.name} depends on a clock or on chance: {said(unlike.call)} gives {texts}."
+            remedy = "Let it follow from the seed of reset and the calls before; keep no time of day."
+        else:
+            what = f"{unlike.call.name} depends on other worlds beside it: {said(unlike.call)} gives {texts}."
+            remedy = "Keep all state in the object: not in an imported module, a file or os.environ."
+        yield Finding(True, lines.of(unlike.call.name), what, remedy)
+
+
+def _deaths(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    for name, tool in facts.tools.items():
+        if tool.fatal is not None:
+            call, why = tool.fatal
+            what = f"{name} ends its world at {said(call)} ({why[:160]}), and was called no more."
+            remedy = (
+                "Raise an exception instead of ending the program, and bound the time that arguments ask for."
+            )
+            yield Finding(False, lines.of(name), what, remedy)
+
+
+def _tasks(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    reasons = ", ".join(f"{why} {n}" for why, n in facts.refused.most_common(4))
+    why = f" ({facts.proposed} were proposed; refused: {reasons})" if reasons else ""
+    if not facts.tasks:
+        what = f"Exploration makes no task of these tools{why}."
+        yield Finding(True, lines.of(), what, "See what the tools answer, below: most calls must succeed.")
+    elif len(facts.tasks) < FEW_TASKS:
+        what = f"Exploration finds no more than {len(facts.tasks)} different tasks{why}."
+        yield Finding(False, lines.of(), what, "More tools, more worlds or more values give more tasks.")
+
+
+def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines) -> Iterator[Finding]:
+    tool, place = facts.tools[name], lines.of(name)
+    properties = tool.schema["function"]["parameters"].get("properties", {})
+    if not tool.succeeded and tool.fatal is None:
+        if tool.calls:
+            error, count = tool.errors.most_common(1)[0]
+            what = f"{name} never succeeded in {tool.calls} calls; most often ({count}): {error}."
+        else:
+            what = f"{name} was never called."
+        remedy = "Let it succeed in some world."
+        if properties:
+            remedy = (
+                f'Name values that work, such as values = {{"{next(iter(properties))}": [...]}}, or let '
+                "another tool answer with them."
+            )
+        yield Finding(False, place, what, remedy)
+    if not tool.succeeded:
+        return
+    repeats = all(unlike.call.name != name for unlike in facts.unlike)
+    if repeats and tool.succeeded >= FEW_CALLS and not tool.changed and len(tool.answers) == 1:
+        what = f"{name} changes nothing and always answers {next(iter(tool.answers))[:60]!r}."
+        yield Finding(
+            False, place, what, "No task can tell whether it was called: let it answer or do something."
+        )
+    for parameter, schema in properties.items():
+        missing = [
+            v
+            for v in schema.get("enum", ())
+            if json.dumps(v, ensure_ascii=False) not in tool.values[parameter]
+        ]
+        if missing and tool.calls >= 4 * len(schema["enum"]):
+            what = f"{name} was never called with {parameter}={missing[0]!r}, which its type allows."
+            yield Finding(False, place, what, "Exploration reaches it in longer runs only.")
+    if tool.longest > 4 * config.rollout.max_observation:
+        what = f"{name} answers with up to {tool.longest:,} characters."
+        remedy = (
+            f"An agent reads {config.rollout.max_observation} tokens of an answer "
+            "(config.rollout.max_observation): answer with less, or let an argument choose."
+        )
+        yield Finding(False, place, what, remedy)
+
+
+def _twins(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    for a, b in facts.twins:
+        what = f"Nothing tells {a} and {b} apart: on the same calls they answered and acted alike."
+        yield Finding(False, lines.of(a), what, "Keep one of them.")
+
+
+def _state(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    good = [tool for tool in facts.tools.values() if tool.succeeded]
+    if good and not any(tool.changed for tool in good):
+        what = "No call changes the state: tasks are graded by answers alone."
+        yield Finding(False, lines.of(), what, "Where a tool does change something, let state() return it.")
+    if len(good) > 1 and not any(tool.looked for tool in good):
+        what = "Every call changes the state, also where it only looks something up."
+        remedy = (
+            "Then only the very calls of the reference can succeed. Leave logs and counters of calls out: "
+            "define state(self), which returns what two worlds are compared by."
+        )
+        yield Finding(False, lines.of(), what, remedy)
+
+
+def _worlds(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    for split, count in facts.worlds.items():
+        if isinstance(count, str):
+            yield Finding(False, lines.of("reset"), f"The split {split} has no worlds: {count}", "")
+    numbers = [n for n in facts.worlds.values() if isinstance(n, int)]
+    if numbers and max(numbers) == 1:
+        what = "All worlds begin alike, so held-out tasks are other tasks in the same world."
+        remedy = (
+            "Let reset(self, seed) make different worlds, or give `scenarios`, to measure what carries over."
+        )
+        yield Finding(False, lines.of("reset"), what, remedy)
+
+
+def _suspects(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    for suspect in lines.suspects():
+        what = f"`{suspect.code}` {DUE[suspect.kind]}."
+        remedy = (
+            "What comes of it must show in no answer and in no state, or equal calls are graded unequally."
+        )
+        yield Finding(False, lines.at(suspect.line), what, remedy)
+
+
+def _described(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    for name, tool in facts.tools.items():
+        properties = tool.schema["function"]["parameters"].get("properties", {})
+        silent = [parameter for parameter, schema in properties.items() if not schema.get("description")]
+        if silent and lines.path:
+            what = f"The docstring of {name} does not describe {', '.join(silent)}."
+            remedy = 'TRL and transformers refuse that: add "Args:" with a line for each argument.'
+            yield Finding(False, lines.of(name), what, remedy)
+
+
+def _prompt(config: ConfigDict, facts: Facts, lines: Lines) -> Iterator[Finding]:
+    limit = config.rollout.max_length
+    if facts.tokens > LONG_PROMPT * limit:
+        what = f"The tools and the first request take {facts.tokens} of the {limit} tokens of a rollout."
+        remedy = "Shorten the docstrings, leave tools out, or raise config.rollout.max_length."
+        yield Finding(False, lines.of(), what, remedy)

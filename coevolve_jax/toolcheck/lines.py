@@ -1,0 +1,91 @@
+"""Reads a user's Python file without executing it: where its tools stand, and what in it may not repeat."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from coevolve_jax.envs.tools.source import shown
+
+# What a dotted name gives is another each time, or each day.
+CLOCK = {
+    "time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "time.localtime", "time.gmtime",
+    "time.strftime", "time.ctime", "datetime.now", "datetime.utcnow", "datetime.today", "date.today",
+}  # fmt: skip
+CHANCE = {
+    "uuid.uuid1", "uuid.uuid4", "uuid1", "uuid4", "os.urandom", "random.SystemRandom", "SystemRandom",
+    "np.random.default_rng", "numpy.random.default_rng",
+}  # fmt: skip
+NETWORK = ("requests", "httpx", "urllib", "urllib3", "socket", "http", "aiohttp", "ftplib", "smtplib")
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """A line whose result may differ from call to call. kind: "clock", "chance" or "network"."""
+
+    line: int
+    kind: str
+    code: str
+
+
+class Lines:
+    """The user's file. path: "" where the environment is no Python file; then nothing is found."""
+
+    def __init__(self, path: str, name: str = ""):
+        """name: of the class whose methods are the tools; "" for functions."""
+        self.path = shown(path) if path else ""
+        text = Path(path).read_text(encoding="utf-8") if path else ""
+        self._tree = ast.parse(text)
+        self._text = text.splitlines()
+        classes = {node.name: node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)}
+        self._top: ast.AST = classes.get(name, self._tree)
+        self._functions = {}
+        for node in ast.walk(self._tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._functions.setdefault(node.name, node.lineno)
+        for node in ast.iter_child_nodes(self._top):  # the class's own come before others of the name
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._functions[node.name] = node.lineno
+
+    def of(self, tool: str = "") -> str:
+        """Returns FILE:LINE of a tool, or of the class; "" without a file."""
+        if not self.path:
+            return ""
+        line = self._functions.get(tool, getattr(self._top, "lineno", 1))
+        return f"{self.path}:{line}"
+
+    def at(self, line: int) -> str:
+        return f"{self.path}:{line}"
+
+    def suspects(self) -> Iterator[Suspect]:
+        """Yields the lines that ask a clock, draw from unseeded chance, or import what reaches a network."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                if any(name.split(".")[0] in NETWORK for name in names):
+                    yield self._suspect(node.lineno, "network")
+            if not isinstance(node, ast.Call):
+                continue
+            dotted = _dotted(node.func)
+            for kind, known in (("clock", CLOCK), ("chance", CHANCE)):
+                ends = any(dotted == name or dotted.endswith(f".{name}") for name in known)
+                seeded = dotted.endswith("default_rng") and bool(node.args or node.keywords)
+                if ends and not seeded:
+                    yield self._suspect(node.lineno, kind)
+            if dotted.startswith("secrets."):
+                yield self._suspect(node.lineno, "chance")
+            if dotted == "random.Random" and not node.args:
+                yield self._suspect(node.lineno, "chance")
+
+    def _suspect(self, line: int, kind: str) -> Suspect:
+        return Suspect(line, kind, self._text[line - 1].strip()[:100])
+
+
+def _dotted(node: ast.AST) -> str:
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([*([node.id] if isinstance(node, ast.Name) else []), *reversed(parts)])
