@@ -24,7 +24,7 @@ PEOPLE = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jun
 
 
 class Shop:
-    def reset(self, seed: int = 0) -> str:
+    def reset(self, seed: int = 0, **row) -> str:
         draw = random.Random(seed)
         names = draw.sample(PRODUCTS, 6)
         self.stock = {name: {"price": draw.randint(5, 90), "count": draw.randint(1, 9)} for name in names}

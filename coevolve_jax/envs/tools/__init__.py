@@ -18,9 +18,9 @@ from coevolve_jax.types import Task, Turn
 
 # The functions below execute the user's code: in another process, even under this interpreter.
 APART = True
-# Splits whose worlds are made by reset(seed=i), with the first seed of each.
-SEEDS = {"train": 0, "development": 1_000_000, "test": 2_000_000}
-MANY = 48  # worlds of a split that are made by seeds
+# The worlds of reset(seed=0), reset(seed=1), ... that begin differently go to these splits, in turn.
+SPLITS = ("train", "development", "test", "train", "train")
+SEEDS = 120
 SHOWN = 20_000  # characters of an initial state that explorers see; a longer one they see by its answers
 SECONDS = 60.0  # that loading the source, or one reset, may take
 
@@ -31,25 +31,23 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
     """Returns the worlds in which a split's tasks take place.
 
     They are the split's entry in the source's `scenarios`: keyword arguments of reset. Without these they are
-    reset(seed=i), with other seeds for each split. Of several that begin alike the first counts.
+    reset(seed=i), and each world that begins like none before it goes to one split.
 
-    A source whose reset takes no arguments has one world, in all splits. Its held-out tasks are other tasks
-    in the same world, and leak control keeps them apart.
+    A source whose worlds all begin alike has this one in all splits. Its held-out tasks are other tasks in
+    the same world, and leak control keeps them apart.
     """
     tools = _load(settings)
-    resets = _resets(tools, split)
-    if resets == [{}]:
-        return _begun(tools, split, resets)
-    avoided = (
-        {s.scenario["begins"] for s in _begun(tools, apart_from, _resets(tools, apart_from))}
-        if apart_from
-        else ()
-    )
-    found = [s for s in _begun(tools, split, resets) if s.scenario["begins"] not in avoided]
+    named = _named(tools)
+    if named is None:
+        return _by_seed(tools, split)
+    found = _begun(tools, split, _entry(tools, named, split))
+    if apart_from:
+        others = {s.scenario["begins"] for s in _begun(tools, split, _entry(tools, named, apart_from))}
+        found = [s for s in found if s.scenario["begins"] not in others]
     if not found:
         raise Refused(
-            f"{tools.place()}: every world of the split {split!r} begins as one of {apart_from!r} does. Let "
-            "reset make what it makes from its seed, or give `scenarios` that differ."
+            f"{tools.place()}: every world of {tools.name}.scenarios[{split!r}] begins as one of {apart_from!r} "
+            "does: give others."
         )
     return found
 
@@ -62,7 +60,7 @@ def tasks(split: str, settings: Mapping[str, Any]) -> list[Task]:
     tools = _load(settings)
     if tools.own("get_reward") is None:
         return []
-    worlds = _begun(tools, split, _resets(tools, split))
+    worlds = scenarios(split, settings)
     asked = [(world, world.scenario.get("request")) for world in worlds]
     return [
         dataclasses.replace(world, id=f"own_{world.id}", turns=(Turn(request),))
@@ -84,24 +82,41 @@ def _load(settings: Mapping[str, Any]) -> Tools:
     return found
 
 
-def _resets(tools: Tools, split: str) -> list[dict]:
-    """Returns the keyword arguments of reset for each world of a split."""
+def _by_seed(tools: Tools, split: str) -> list[Task]:
+    """Returns the worlds of a split that are made by seeds; the only world there is, for any split."""
+    if split not in SPLITS:
+        known = ", ".join(dict.fromkeys(SPLITS))
+        raise Refused(f"Unknown split {split!r}: use {known}, or give {tools.name}.scenarios.")
+    reset = tools.own("reset")
+    parameters = inspect.signature(reset).parameters.values() if reset else ()
+    seeded = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    worlds = _begun(tools, "world", [{"seed": i} for i in range(SEEDS)] if seeded else [{}])
+    if len(worlds) == 1:
+        return worlds
+    found = [world for n, world in enumerate(worlds) if SPLITS[n % len(SPLITS)] == split]
+    if not found:
+        raise Refused(
+            f"{tools.place(reset)}: reset makes {len(worlds)} different worlds, too few for a split "
+            f"{split!r}: let it make more from its seed."
+        )
+    return found
+
+
+def _named(tools: Tools) -> Mapping | None:
+    """Returns the source's own `scenarios`, checked; None where it has none."""
     named = tools.own("scenarios")
     if named is not None:
         _check_scenarios(tools, named)
-        if split not in named:
-            raise Refused(
-                f"{tools.place()}: {tools.name}.scenarios has no split {split!r}, but {', '.join(named)}: "
-                "add it, or set config.environment.train_split and eval_split."
-            )
-        return [dict(each) for each in named[split]]
-    if split not in SEEDS:
-        raise Refused(f"Unknown split {split!r}: use {', '.join(SEEDS)}, or give {tools.name}.scenarios.")
-    reset = tools.own("reset")
-    parameters = inspect.signature(reset).parameters.values() if reset else ()
-    if any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters):
-        return [{"seed": SEEDS[split] + i} for i in range(MANY)]
-    return [{}]
+    return named
+
+
+def _entry(tools: Tools, named: Mapping, split: str) -> list[dict]:
+    if split not in named:
+        raise Refused(
+            f"{tools.place()}: {tools.name}.scenarios has no split {split!r}, but {', '.join(named)}: "
+            "add it, or set config.environment.train_split and eval_split."
+        )
+    return [dict(each) for each in named[split]]
 
 
 def _check_scenarios(tools: Tools, named: Any) -> None:
@@ -117,8 +132,8 @@ def _check_scenarios(tools: Tools, named: Any) -> None:
         )
 
 
-def _begun(tools: Tools, split: str, resets: list[dict]) -> list[Task]:
-    """Returns a scenario for each reset that begins like none before it."""
+def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
+    """Returns a scenario for each reset that begins like none before it. name: begins its id."""
     found: dict[str, Task] = {}
     for number, reset in enumerate(resets):
         given = ", ".join(f"{key}={value!r}"[:60] for key, value in reset.items())
@@ -134,7 +149,7 @@ def _begun(tools: Tools, split: str, resets: list[dict]) -> list[Task]:
             )
         begins = digest(states[0])
         if begins not in found:
-            found[begins] = _scenario(tools, f"{split}_{number}", reset, begins, *states[0])
+            found[begins] = _scenario(tools, f"{name}_{number}", reset, begins, *states[0])
     return list(found.values())
 
 
