@@ -46,8 +46,8 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
         found = [s for s in found if s.scenario["begins"] not in others]
     if not found:
         raise Refused(
-            f"{tools.place()}: every world of {tools.name}.scenarios[{split!r}] begins as one of {apart_from!r} "
-            "does: give others."
+            f"{tools.place()}: every world of {tools.name}.scenarios[{split!r}] begins as one of "
+            f"{apart_from!r} does: give others."
         )
     return found
 
