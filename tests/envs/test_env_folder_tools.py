@@ -27,7 +27,8 @@ TEXT, WHOLE = {"type": "string"}, {"anyOf": [{"type": "integer"}, {"type": "null
 
 
 def tool(name, parameters, body, description="", required=()):
-    code = f"def {name.replace('-', '_')}({', '.join([*(f'{p}=None' for p in parameters), '**_extra'])}):{TABLES}{body}"
+    named = ", ".join([*(f"{p}=None" for p in parameters), "**_extra"])
+    code = f"def {name.replace('-', '_')}({named}):{TABLES}{body}"
     schema = {"type": "object", "properties": parameters, "required": list(required)}
     described = {"description": description or f"Does {name}.", "parameters": schema}
     return {"name": name, **described, "implementation": code}
@@ -107,7 +108,8 @@ def environment(folder: Path, name: str, tools, questions=(), **tables) -> None:
 
 
 ASKED = [
-    ("Book two seats to Rome.", [("find-flights", {"city": "Rome"}), ("book_flight", {"flight_id": "F1", "seats": 2})]),
+    ("Book two seats to Rome.",
+     [("find-flights", {"city": "Rome"}), ("book_flight", {"flight_id": "F1", "seats": 2})]),
     ("Which flights are there?", [("find-flights", {"limit": 2})]),
 ]  # fmt: skip
 

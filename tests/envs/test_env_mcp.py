@@ -152,7 +152,8 @@ def test_a_split_without_templates_and_notes_of_another_shape_are_one_sentence(s
 
 
 def test_tools_can_be_chosen(settings):
-    chosen = scenario(settings, tools=("count", "restock"))
+    chosen = scenario(settings, tools=("count,restock",))
+    assert chosen.scenario["tools"] == ["count", "restock"]
     assert [t["function"]["name"] for t in mcp.tools(chosen)] == ["restock", "count"]
     _, (seen,) = play(dataclasses.replace(chosen, turns=(Turn("Look."),)), [Call("inventory", {})])
     assert seen.error and "no tool named 'inventory'" in seen.text

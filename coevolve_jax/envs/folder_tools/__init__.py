@@ -36,8 +36,8 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
     found = []
     for path in _of_split(settings, split):
         if path.name not in left_out:
-            spec = Spec.of({"freeze_time": NOON, **settings, "command": "", "template": str(path)})
-            scenario = {k: v for k, v in spec.scenario().items() if k != "command"}
+            own = {"freeze_time": settings.get("freeze_time") or NOON, "command": "", "template": str(path)}
+            scenario = {k: v for k, v in Spec.of({**settings, **own}).scenario().items() if k != "command"}
             bare = Task(f"{split}_{path.name}", "folder_tools", scenario)
             known = values.of_template(path, tools(bare))
             scenario |= {"values": known} if known else {}

@@ -33,7 +33,7 @@ class Step:
 
 @dataclasses.dataclass
 class Findings:
-    """What was seen of each tool, by name.
+    """Counts of a tool's calls, and examples of what is wrong with it.
 
     calls, succeeded, changed: how often it was called, without an error, with a change of the folder.
     differing: an example of two answers that differ. paths: those that it changed. stray: paths that differ

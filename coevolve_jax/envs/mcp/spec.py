@@ -47,9 +47,11 @@ class Spec:
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Spec:
         """Reads a scenario, or the section config.environment: other keys are not looked at."""
-        named = {field.name: found[field.name] for field in dataclasses.fields(cls) if field.name in found}
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in named.items()}
-        return cls(**values)
+        names = [field.name for field in dataclasses.fields(cls) if field.name in found]
+        named: dict[str, Any] = {name: found[name] for name in names}
+        for lists in named.keys() & {"tools", "ignore"}:  # a flag without quotes gives one text: "a,b"
+            named[lists] = tuple(one for text in named[lists] for one in text.split(","))
+        return cls(**named)
 
     def scenario(self) -> dict[str, Any]:
         """Returns the JSON values of a scenario. Values that are the default are left out."""

@@ -29,6 +29,7 @@ from coevolve_jax.types import Observation
 MAX_PROCESSES = 64  # of one server
 SPARES = 2  # started servers that wait for the next world of the same kind
 MOST_SPARES = 8  # of all kinds, in one process
+MOST_IDLE = 64  # servers that have served a world and wait for another
 RECENT = 16  # worlds among which a second one of a kind brings spares
 _SHOWN = re.compile(rf"(?<![\w./:-]){SHOWN}(?![\w.-])")
 
@@ -275,11 +276,13 @@ class Spares:
         """Lets these wait. Of too many, those go that were asked for longest ago."""
         if worlds:
             self._waiting[kind] = worlds
-        while sum(map(len, self._waiting.values())) > MOST_SPARES:
-            oldest, others = next(iter(self._waiting.items()))
-            others.pop().close()
-            if not others:
-                del self._waiting[oldest]
+        alike = {k: w for k, w in self._waiting.items() if k.reuse_server == kind.reuse_server}
+        most = MOST_IDLE if kind.reuse_server else MOST_SPARES
+        while sum(map(len, alike.values())) > most:
+            oldest = next(iter(alike))
+            alike[oldest].pop().close()
+            if not alike[oldest]:
+                del alike[oldest], self._waiting[oldest]
 
 
 def _restored(world: World, spec: Spec) -> World:
