@@ -11,6 +11,8 @@ SGLANG := .sglang
 TEXTWORLD := .textworld
 TAU2 := .tau2
 APPWORLD := .appworld
+MCP := .mcp
+MCP_NODE := @modelcontextprotocol/server-filesystem@2026.8.31 @modelcontextprotocol/server-memory@2026.8.31
 AOT := .aot
 GGUF := .gguf
 SMOLLM2 := models/smollm2-135m-instruct
@@ -31,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld smollm2 demo-smollm2 aot bench clean
+.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-mcp setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld mcp smollm2 demo-smollm2 aot bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -40,13 +42,14 @@ help:
 	@echo "make headroom  set up and run static, random and oracle on the testbed, 3 seeds each, an hour (runs/headroom)"
 	@echo "make test-fast  set up and run the tests that need no torch, server or browser, in two minutes"
 	@echo "make test   set up and run all tests, with torch and a real SGLang server, in ten minutes"
-	@echo "make test-environments  set up TextWorld, tau2 and AppWorld, and run their tests"
+	@echo "make test-environments  set up TextWorld, tau2, AppWorld and MCP servers, and run their tests"
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make docs   set up mkdocs and build the site of docs/ in runs/site"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
 	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
 	@echo "make appworld  set up AppWorld in .appworld, download its data where there is internet, and make ten tasks"
+	@echo "make mcp    set up MCP servers in .mcp (needs node for two of them), make shops for one, and ten tasks in them"
 	@echo "make smollm2  download SmolLM2-135M-Instruct, 93 MB, convert it to $(SMOLLM2) and ask it three questions"
 	@echo "make demo-smollm2  do that, then warm start and train it with evolution: a real model, an hour (runs/demo_smollm2)"
 	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
@@ -63,6 +66,7 @@ setup-sglang: $(SGLANG)/.installed
 setup-textworld: $(TEXTWORLD)/.installed
 setup-tau2: $(TAU2)/.installed
 setup-appworld: $(APPWORLD)/.installed
+setup-mcp: $(MCP)/.installed
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
@@ -130,6 +134,17 @@ $(APPWORLD)/.installed: requirements/appworld.txt
 	$(APPWORLD)/bin/python -P experiments/appworld_tasks.py
 	@touch $@
 
+# Servers from PyPI, and two from npm where there is a node to run them.
+$(MCP)/.installed: requirements/mcp.txt requirements/mcp-sqlite.txt
+	rm -rf $(MCP)
+	$(PYTHON) -m venv $(MCP)
+	$(PYTHON) -m venv $(MCP)/sqlite
+	$(MCP)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mcp.txt
+	$(MCP)/sqlite/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mcp-sqlite.txt
+	@command -v npm >/dev/null || echo "There is no npm: the servers written for node are left out."
+	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(MCP)/node $(MCP_NODE)
+	@touch $@
+
 # ENV=textworld or ENV=tau2: in another environment family, one that has a target setup-ENV and configs/ENV_tiny.py. It
 # counts on the command line alone: shells have a variable of this name.
 FAMILY := $(if $(findstring command,$(origin ENV)),$(filter-out bfcl,$(ENV)))
@@ -150,8 +165,9 @@ test-fast: setup-fast
 	$(RUN) -m pytest tests -m "not slow and not server and not browser" -n 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of the families that have a virtual environment of their own: `make test` leaves out those that are not set up.
-test-environments: setup-test setup-textworld setup-tau2 setup-appworld
+test-environments: setup-test setup-textworld setup-tau2 setup-appworld setup-mcp
 	$(RUN) -m pytest tests/envs/test_env_textworld.py tests/envs/test_env_tau2.py tests/envs/test_env_appworld.py \
+	  tests/envs/test_mcp_servers.py \
 	  tests/experiments/test_textworld_policy.py tests/experiments/test_tau2_policy.py -n 2 --dist loadfile
 
 # pyright reads the packages of $(VENV) to know their types; pyproject.toml has the settings of all three.
@@ -180,6 +196,11 @@ tau2: setup setup-tau2
 appworld: setup setup-appworld
 	PYTHONPATH=. $(APPWORLD)/bin/python -P -m coevolve_jax.envs.appworld.fetch
 	$(RUN) experiments/synthesize.py --config=configs/appworld_smoke.py --tasks=10
+
+# docs/guides/train_on_an_mcp_server.md
+mcp: setup setup-mcp
+	$(RUN) examples/mcp_shop.py runs/mcp_shop
+	$(RUN) experiments/synthesize.py --config=configs/mcp_tiny.py --tasks=10
 
 # docs/guides/train_your_model.md. A call that was stopped goes on with the next: each file appears whole.
 smollm2: $(SMOLLM2)/config.json
@@ -218,4 +239,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(DOCS) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(AOT) $(GGUF) .bench runs/demo runs/demo_*
+	rm -rf $(VENV) $(CHECK) $(DOCS) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(MCP) $(AOT) $(GGUF) .bench runs/demo runs/demo_*

@@ -14,6 +14,7 @@ from coevolve_jax.config.loading import (
     load_file,
     override,
     parse_arg,
+    server,
 )
 from coevolve_jax.config.methods import (
     PARTS,
@@ -43,5 +44,5 @@ __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
     "defaults", "difference", "digest", "explorer", "filled", "find", "harness", "harness_model", "inherit",
     "load_file", "needs", "numbers", "of_run", "override", "parse_arg", "parse_flags", "read", "reads",
-    "renamed", "scheduled", "strategy", "to_json", "trackers", "words_by_model",
+    "renamed", "scheduled", "server", "strategy", "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

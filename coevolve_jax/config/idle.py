@@ -251,11 +251,12 @@ RULES = (
     ),
     *(
         Rule(
-            {f"environment.{key}": None for key in settings},
-            lambda r, family=family: r.config.environment.name in keys.FAMILIES.keys() - {family},
-            f"it is a setting of the environment {family}",
+            {f"environment.{key}": None},
+            lambda r, families=families: r.config.environment.name in keys.FAMILIES.keys() - families,
+            f"it is a setting of the environment {' and '.join(sorted(families))}",
         )
-        for family, settings in keys.FAMILIES.items()
+        for key in dict.fromkeys(key for settings in keys.FAMILIES.values() for key in settings)
+        for families in [{name for name, settings in keys.FAMILIES.items() if key in settings}]
     ),
     Rule(
         {f"explorer.{key}": () for key in ("timeout", "attempts", "patience", "key_variable")},

@@ -41,7 +41,21 @@ ENVIRONMENT = dict(
     call_timeout=Key(5.0, above=0),
     worker_memory=Key(2.0, least=0),  # GiB
 )
-# Settings of one family each, absent where a config does not set them.
+# Settings of a server that a world starts (envs/mcp/spec.py).
+SERVER: dict[str, Any] = dict(
+    # A folder whose copies are the worlds; or one with the folders train, development and test of such.
+    template="",
+    tools=texts(),  # names of the tools that agents may use; none: all
+    ignore=texts(),  # patterns of the paths that are no part of a world's state, such as "logs/*"
+    # A server serves one world after the other: far quicker, and right for one that remembers nothing itself.
+    reuse_server=False,
+    network=False,  # whether a server may open sockets
+    freeze_time="",  # the time that a server's clocks show, e.g. 2026-01-01T00:00:00; "": they run
+    server_timeout=Key(20.0, above=0),  # seconds by the clock that it may take to start, or to answer
+    server_memory=Key(2.0, above=0),  # GiB of data of each of its processes
+    server_disk=Key(256.0, above=0),  # MiB of a world's folder
+)
+# Settings of one or a few families, absent where a config does not set them.
 FAMILIES: dict[str, dict[str, Any]] = {
     "bfcl": dict(toolsets=texts()),  # classes of tools; absent: all
     "tau2": dict(domains=texts()),  # of telecom, retail, airline; absent: all
@@ -51,6 +65,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "appworld": {},
     "tools": dict(source=""),  # "my_env:Shop", "my_env.py:Shop", or a file of functions
+    "mcp": dict(
+        command="",  # starts the server; {world} stands for the world's folder
+        **SERVER,
+    ),
+    "folder_tools": SERVER,
 }
 
 DATA = dict(

@@ -33,6 +33,11 @@ def harness_model() -> ConfigDict:
     return ConfigDict(_values(keys.HARNESS_MODEL))
 
 
+def server() -> ConfigDict:
+    """The keys of `config.environment` for families whose worlds start servers, each at its default."""
+    return ConfigDict(_values(keys.FAMILIES["mcp"]))
+
+
 def _values(specified: Mapping[str, Any]) -> dict[str, Any]:
     return {name: key.default if isinstance(key, Key) else key for name, key in specified.items()}
 

@@ -16,17 +16,25 @@ from coevolve_jax.types import Call, Group, Observation, Outcome, Task, Trajecto
 Judge = Callable[[Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]], list[dict]]
 
 
+class Broken(Exception):
+    """Raised by a world that has failed itself: neither a call nor its worker is to blame."""
+
+
 class Environment(Protocol):
     """One world for one rollout. It lives inside a worker process.
 
     A world that can list the calls it accepts now may offer them to explorers: `options() -> list[Call]`.
+    Every method may raise `Broken`. It costs the world, and the rollout counts as lost.
     """
 
     def reset(self, task: Task) -> None:
         """Builds the task's initial state afresh. Equal tasks give equal states."""
 
     def step(self, call: Call) -> Observation:
-        """Executes one call. A mistake of the model comes back as an error observation."""
+        """Executes one call. A mistake of the model comes back as an error observation.
+
+        An observation with fatal=True says that the call has ended the world: its rollout has failed.
+        """
         ...
 
     def end_turn(self) -> None:

@@ -5,7 +5,8 @@ One line answers each op as soon as it is done:
     ["ok", value]
     ["refused", why]: the caller's request makes no sense (ValueError)
     ["broken", why]: the environment says that it has failed itself, which costs the world
-The ops after a refused or broken one get the same answer.
+    ["fatal", why]: the environment says that the call has ended the world
+The ops after one that is not ok get the same answer.
 
 worker_process.py runs `python -P -m coevolve_jax.envs.worker FAMILY MEMORY_GIB [warm]`. The interpreter may
 have the family's packages and the standard library only: this file must not import anything else.
@@ -24,12 +25,12 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from coevolve_jax.envs import family as families
-from coevolve_jax.envs.base import Environment
+from coevolve_jax.envs.base import Broken, Environment
 from coevolve_jax.types import Call, Task
 
 
-class Broken(Exception):
-    """Raised where the environment says that it has failed: neither the call nor this process is to blame."""
+class Fatal(Exception):
+    """Raised where the environment says that a call has ended its world."""
 
 
 def answer(family: ModuleType, worlds: dict[int, Environment], env_id: int, kind: str, *args: Any) -> Any:
@@ -67,6 +68,8 @@ def step(world: Environment, call: Call) -> list:
         raise RuntimeError(f"step raised for {call.name[:60]!r}") from error
     if not observation.valid:
         raise Broken(observation.text[:200])
+    if observation.fatal:
+        raise Fatal(observation.text[:200])
     return [observation.text, observation.error, observation.ends, observation.last_message]
 
 
@@ -86,8 +89,8 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
                     reply = stopped or ["ok", answer(family, worlds, env_id, *op)]
                 except ValueError as error:
                     reply = stopped = ["refused", str(error)]
-                except Broken as broken:
-                    reply = stopped = ["broken", str(broken)]
+                except (Broken, Fatal) as lost:
+                    reply = stopped = ["broken" if isinstance(lost, Broken) else "fatal", str(lost)]
                     with contextlib.suppress(Exception):
                         worlds.pop(env_id).close()
                 text = json.dumps(reply)
@@ -110,8 +113,9 @@ def main(name: str, memory_gib: float, warm: bool) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
     if memory_gib:
-        limit = int(memory_gib * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        # The soft limit: programs that a world starts have limits of their own.
+        limit, (_, most) = int(memory_gib * 2**30), resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
     # Move the pipes away from 0 and 1, so that a tool that prints or reads cannot disturb the protocol.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "r+b", buffering=0) as null:

@@ -111,11 +111,12 @@ def test_a_family_in_its_own_virtual_environment_runs_there_and_only_there(doors
 def test_unknown_families_and_interpreters_are_named_in_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError,
-        match="config.environment.name is 'mars': it must be one of appworld, bfcl, tau2, textworld, or",
+        match="config.environment.name is 'mars': it must be one of appworld, bfcl, folder_tools, mcp, tau2, "
+        "textworld, or",
     ):
         envs.load("mars")
     with pytest.raises(
-        ValueError, match="'no_such_package.game': it must be one of appworld, bfcl, tau2, textworld"
+        ValueError, match="'no_such_package.game': it must be one of appworld, bfcl, folder_tools, mcp"
     ):
         envs.load("no_such_package.game")
     (tmp_path / "half_family").mkdir()

@@ -3,8 +3,8 @@
 An agent has one tool, `execute(code)` (calls.py). data.py finds the tasks, environment.py grades the worlds.
 A world has two processes:
 * host.py forks the first, which holds AppWorld's own engine (engine.py).
-* sandbox.py forks the second, which runs the agent's code, locked down by lockdown.py. interpreter.py is the
-  engine's side of it.
+* sandbox.py forks the second, which runs the agent's code, locked down by envs/lockdown.py. interpreter.py is
+  the engine's side of it.
 
 AppWorld has a virtual environment of its own (`make appworld`). This repository contains nothing of it.
 """

@@ -16,7 +16,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from coevolve_jax.envs.appworld import data, lockdown
+from coevolve_jax.envs import lockdown
+from coevolve_jax.envs.appworld import data
 from coevolve_jax.envs.appworld.engine import Engine
 from coevolve_jax.envs.appworld.sandbox import Channel
 from coevolve_jax.envs.base import digest

@@ -1,4 +1,4 @@
-"""The processes that run agents' code, each locked down (lockdown.py), and the launcher that forks them.
+"""The processes that run agents' code, each locked down (envs/lockdown.py), and the launcher that forks them.
 
 `python -P -m coevolve_jax.envs.appworld.sandbox FOLDER` is the launcher. It has imported the modules that
 agents may use. It holds nothing else: no task, no ground truth, no environment variables. Its standard input
@@ -36,7 +36,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coevolve_jax.envs.appworld import lockdown
+from coevolve_jax.envs import lockdown
 
 # Modules that agents may import: AppWorld's own list. os, pathlib and the like import, but every call fails.
 MODULES = (

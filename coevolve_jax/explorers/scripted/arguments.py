@@ -90,7 +90,7 @@ class Bank:
 
     near: names in use, such as an entered folder. Values directly below such a name get more weight.
     failed: arguments of failed calls; they get less weight.
-    known: values by parameter, where the scenario names them ("values").
+    known: values by parameter, or by TOOL.PARAMETER, where the scenario names them ("values").
     """
 
     def __init__(
@@ -162,13 +162,14 @@ def cast(value: Any, type_: str) -> Any:
     return round(float(value), 2) if type_ == "number" and number else None
 
 
-def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
+def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> Any:
     """Draws a value for a parameter: known, allowed, seen under a similar name, or invented.
 
     The sources are tried in this order. Each is used with a probability only, so that values vary.
     """
     whole = param.type == "array"  # its items have the same name
-    known = [value for value in bank.known.get(param.name, ()) if isinstance(value, list) == whole]
+    named = bank.known.get(f"{tool}.{param.name}", bank.known.get(param.name, ()))
+    known = [value for value in named if isinstance(value, list) == whole]
     if known and rng.random() < KNOWN:
         return known[rng.integers(len(known))]
     if param.choices and rng.random() < 0.9:
@@ -240,7 +241,7 @@ def _string(param: Param, rng: np.random.Generator) -> str:
 def fill(tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
     """Makes a call with all required and some optional arguments. Optional defaults are left out."""
     given = [p for p in tool.params if p.required or rng.random() < OPTIONAL]
-    arguments = {p.name: draw(p, bank, rng) for p in given}
+    arguments = {p.name: draw(p, bank, rng, tool.name) for p in given}
     return Call(
         tool.name,
         {
@@ -257,4 +258,4 @@ def vary(call: Call, tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
     if not params:
         return call
     param = params[rng.integers(len(params))]
-    return Call(call.name, {**call.arguments, param.name: draw(param, bank, rng)})
+    return Call(call.name, {**call.arguments, param.name: draw(param, bank, rng, tool.name)})

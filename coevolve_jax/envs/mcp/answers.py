@@ -1,0 +1,162 @@
+"""The server's words as an agent gets them: tools as function schemas, results as observations."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coevolve_jax.envs.base import canonical
+from coevolve_jax.types import Observation
+
+MAX_TOOLS = 128
+MAX_SAID = 1 << 16  # characters of an answer
+MAX_DEPTH = 16  # levels of a schema
+# Many servers report errors in an ordinary answer: "Error: ...", "Database error: ...".
+_ERROR = re.compile(r"(\w+ )?error\b\s*[:(]", re.IGNORECASE)
+
+
+class Unfit(Exception):
+    """Raised where the tools of a server cannot be offered. The message is a sentence about the server."""
+
+
+def schemas(tools: Sequence[Any], chosen: Sequence[str]) -> list[dict]:
+    """Returns the tools of a server as function schemas. chosen: the names of those to offer; () is all.
+
+    Unfit where there are none or too many, where two have one name, or where one is no tool.
+    """
+    named: dict[str, Mapping] = {}
+    for tool in tools:
+        name = tool.get("name") if isinstance(tool, Mapping) else None
+        if not isinstance(name, str) or not name or not isinstance(tool.get("inputSchema"), Mapping):
+            raise Unfit(f"lists what is no tool with a name and an inputSchema: {str(tool)[:100]}")
+        if name in named:
+            raise Unfit(f"lists two tools of the name {name!r}")
+        named[name] = tool
+    if missing := [name for name in chosen if name not in named]:
+        raise Unfit(
+            f"has no tool {missing[0]!r}, which config.environment.tools names: it has "
+            f"{', '.join(sorted(named)) or 'none'}"
+        )
+    offered = [tool for name, tool in named.items() if not chosen or name in chosen]
+    if not offered:
+        raise Unfit("offers no tools")
+    if len(offered) > MAX_TOOLS:
+        raise Unfit(
+            f"offers {len(offered)} tools, and no agent reads more than {MAX_TOOLS}: name those to use in "
+            "config.environment.tools"
+        )
+    return [_function(tool) for tool in offered]
+
+
+def _function(tool: Mapping) -> dict:
+    schema = tool["inputSchema"]
+    parameters = simple({**schema, "type": "object"}, schema)
+    parameters.setdefault("properties", {})
+    described = tool.get("description")
+    return {
+        "type": "function",
+        "function": {
+            "name": tool["name"],
+            "description": described if isinstance(described, str) else "",
+            "parameters": parameters,
+        },
+    }
+
+
+def simple(schema: Any, root: Mapping, depth: int = 0) -> dict:
+    """Returns a JSON schema in the words that models know: one type each, no references, no titles.
+
+    Of several types the first that is not null counts. root: the schema that references point into.
+    """
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return {}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
+        target: Any = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        return {**simple(target, root, depth + 1), **simple(_without(schema, "$ref"), root, depth + 1)}
+    for several in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(several), list):
+            some = [option for option in options if option != {"type": "null"}]
+            kept = some[0] if some else {}
+            return {**simple(kept, root, depth + 1), **simple(_without(schema, several), root, depth + 1)}
+    found = {}
+    for key, value in schema.items():
+        if key == "type" and isinstance(value, list):
+            value = next((one for one in value if one != "null"), "string")
+        elif key == "properties" and isinstance(value, Mapping):
+            value = {str(name): simple(part, root, depth + 1) for name, part in value.items()}
+        elif key == "items":
+            value = simple(value, root, depth + 1)
+        elif key == "required":
+            value = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+        elif key == "description" and not isinstance(value, str):
+            continue
+        if key not in ("title", "$schema", "$defs", "definitions"):
+            found[key] = value
+    return found
+
+
+def _without(schema: Mapping, key: str) -> dict:
+    return {name: value for name, value in schema.items() if name != key}
+
+
+def observation(result: Mapping[str, Any]) -> Observation:
+    """Returns what an agent reads of a call's result.
+
+    An answer is an error where the server marks it so, where it begins with "Error:" or the like, and where
+    it is a JSON object with an "error".
+    """
+    content = result.get("content")
+    parts = [_text(part) for part in content] if isinstance(content, list) else []
+    if not any(parts) and isinstance(result.get("structuredContent"), Mapping):
+        parts = [canonical(result["structuredContent"])]
+    said = "\n".join(parts)
+    if result.get("isError") is True:
+        return error(said)
+    said = said[:MAX_SAID]
+    return Observation(said, error=bool(_ERROR.match(said)) or _has_error(said))
+
+
+def error(said: str) -> Observation:
+    return Observation(json.dumps({"error": said[:MAX_SAID]}), error=True)
+
+
+def _has_error(said: str) -> bool:
+    if not said.startswith("{"):
+        return False
+    try:
+        value = json.loads(said)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and bool(value.get("error"))
+
+
+def _text(part: Any) -> str:
+    """Returns a part of an answer as text. What is no text is named by its type and digest."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text":
+        return str(part.get("text", ""))
+    if kind == "resource_link":
+        return f"[{part.get('uri', '')}]"
+    if kind == "resource" and isinstance(resource := part.get("resource"), Mapping):
+        if isinstance(text := resource.get("text"), str):
+            return text
+        return _named(resource.get("mimeType"), resource.get("blob"))
+    if kind in ("image", "audio"):
+        return _named(part.get("mimeType"), part.get("data"))
+    return f"[{str(kind)[:40]}]"
+
+
+def _named(kind: Any, data: Any) -> str:
+    text = data if isinstance(data, str) else ""
+    try:
+        binary = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        binary = text.encode(errors="replace")
+    return f"[{str(kind)[:40]}, {len(binary)} bytes, sha256 {hashlib.sha256(binary).hexdigest()[:12]}]"

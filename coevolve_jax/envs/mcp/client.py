@@ -1,0 +1,174 @@
+"""The client's side of the Model Context Protocol over pipes: newline-delimited JSON-RPC 2.0.
+
+Nothing that a server sends is trusted. Each way to fail becomes one sentence (`Failed`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+VERSION = "2025-06-18"  # of the protocol; a server may answer with another one
+MAX_SENT = 1 << 23  # bytes that a server may send until its answer is whole
+MAX_PAGES = 100  # of the list of tools
+KEPT = 2000  # bytes of the server's standard error, the last ones
+WATCH = 0.25  # seconds between looks at what the server does while an answer is awaited
+NOT_OFFERED = {"code": -32601, "message": "This client offers nothing to servers."}
+
+
+class Failed(Exception):
+    """Raised where a server died, is silent or does what it may not. The message goes on from "it"."""
+
+
+class Refused(Exception):
+    """Raised where the server answers a request with an error."""
+
+
+class Pipes(NamedTuple):
+    """Our ends of a server's standard streams."""
+
+    input: int
+    output: int
+    errors: int
+
+
+class Client:
+    """One server's connection. timeout: seconds by the clock that an answer may take.
+
+    watch: called while an answer is awaited; raises Failed to stop waiting.
+    """
+
+    def __init__(self, pipes: Pipes, timeout: float, watch: Callable[[], None]):
+        self._pipes, self._timeout, self._watch = pipes, timeout, watch
+        self._sent, self._unsent = 0, bytearray()
+        self._buffer, self._searched, self._received = bytearray(), 0, 0
+        self._errors, self._stray, self._watched = bytearray(), b"", 0.0
+        self._read_from = [pipes.output, pipes.errors]
+        for descriptor in pipes:
+            os.set_blocking(descriptor, False)
+        me = {"name": "coevolve_jax", "version": "1"}
+        self._begun = self._send(
+            "initialize", {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": me}
+        )
+
+    def begin(self) -> None:
+        """Waits until the server has started."""
+        self._answer(self._begun)
+        self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def tools(self) -> list[Any]:
+        """Returns the server's list of tools, all pages of it."""
+        found, cursor = [], None
+        for _ in range(MAX_PAGES):
+            page = self.request("tools/list", {} if cursor is None else {"cursor": cursor})
+            if not isinstance(page.get("tools"), list):
+                raise Failed("answers tools/list without a list")
+            found += page["tools"]
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                return found
+        raise Failed(f"has more than {MAX_PAGES} pages of tools")
+
+    def request(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Returns the result of a request. Refused where the server answers with an error."""
+        return self._answer(self._send(method, parameters))
+
+    def close(self) -> None:
+        for descriptor in self._pipes:
+            os.close(descriptor)
+
+    def _send(self, method: str, parameters: dict[str, Any]) -> int:
+        self._sent += 1
+        self._post({"jsonrpc": "2.0", "id": self._sent, "method": method, "params": parameters})
+        return self._sent
+
+    def _post(self, message: dict[str, Any]) -> None:
+        self._unsent += json.dumps(message).encode() + b"\n"
+
+    def _answer(self, number: int) -> dict[str, Any]:
+        self._watched, self._received = time.monotonic(), 0
+        deadline = self._watched + self._timeout
+        while True:
+            message = self._message(deadline)
+            if "method" in message:
+                if "id" in message:  # a request of the server's: sampling, roots, elicitation
+                    reply = {"result": {}} if message["method"] == "ping" else {"error": NOT_OFFERED}
+                    self._post({"jsonrpc": "2.0", "id": message["id"], **reply})
+            elif message.get("id") == number:
+                if isinstance(error := message.get("error"), dict):
+                    raise Refused(str(error.get("message", "")))
+                if not isinstance(message.get("result"), dict):
+                    raise Failed("answers without a result")
+                return message["result"]
+
+    def _message(self, deadline: float) -> dict[str, Any]:
+        """Returns the next JSON object. Other lines are no messages: some servers print."""
+        while True:
+            end = self._buffer.find(b"\n", self._searched)
+            if end < 0:
+                self._searched = len(self._buffer)
+                self._exchange(deadline)
+                continue
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                message = None
+            if isinstance(message, dict):
+                return message
+            self._stray = line[:60] or self._stray
+
+    def _exchange(self, deadline: float) -> None:
+        """Waits until the pipes are ready, and reads and writes what they take."""
+        now = time.monotonic()
+        if now >= deadline:
+            raise Failed(f"gave no answer within {self._timeout:g} s{self._told()}")
+        if now - self._watched >= WATCH:
+            self._watched = now
+            self._watch()
+        poll = select.poll()
+        for descriptor in self._read_from:
+            poll.register(descriptor, select.POLLIN)
+        if self._unsent:
+            poll.register(self._pipes.input, select.POLLOUT)
+        ready = [descriptor for descriptor, _ in poll.poll(1000 * min(deadline - now, WATCH))]
+        if self._pipes.errors in ready:
+            if not (said := _read(self._pipes.errors)):
+                self._read_from.remove(self._pipes.errors)
+            self._errors += said
+            del self._errors[:-KEPT]
+        if self._pipes.input in ready:
+            try:
+                del self._unsent[: os.write(self._pipes.input, self._unsent)]
+            except BrokenPipeError:
+                self._unsent.clear()  # what it said before it ended may still be there to read
+        if self._pipes.output in ready:
+            chunk = _read(self._pipes.output)
+            if not chunk:
+                self._errors += _read(self._pipes.errors)
+                raise Failed(f"ended{self._told()}")
+            self._buffer += chunk
+            self._received += len(chunk)
+            if self._received > MAX_SENT:
+                raise Failed(f"sent more than {MAX_SENT >> 20} MiB at once")
+
+    def _told(self) -> str:
+        """Returns what the server said last that was no answer."""
+        lines = bytes(self._errors).decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        if last:
+            return f" (its last words: {last[:160]})"
+        return f" (it wrote {self._stray.decode(errors='replace')!r}, no JSON)" if self._stray else ""
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return b""

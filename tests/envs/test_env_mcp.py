@@ -1,0 +1,569 @@
+"""MCP servers as environments: the protocol, folders as states, grading, servers that misbehave."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from coevolve_jax.envs import lockdown, mcp
+from coevolve_jax.envs.mcp import answers, state, templates
+from coevolve_jax.envs.mcp.spec import Spec
+from coevolve_jax.envs.mcp.world import MOST_SPARES, SPARES, Spares
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.testing.environment import check_environment
+from coevolve_jax.types import Call, Turn
+from tests.support.paths import ROOT
+
+SERVER = f"python {ROOT}/tests/support/mcp_server.py {{world}}"
+RESTOCK, COUNT = Call("restock", {"item": "tea", "pieces": 2}), Call("count", {"item": "tea"})
+FAULT = Call("fault", {})
+GOOD = (RESTOCK, COUNT)
+
+
+def shop(folder: Path, **stock: int) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "stock.json").write_text(json.dumps(stock))
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path) -> dict:
+    """A shop as the section config.environment."""
+    return {"command": SERVER, "template": str(shop(tmp_path / "shop", tea=3, milk=1))}
+
+
+@pytest.fixture
+def splits(tmp_path) -> dict:
+    """Shops for training and for the test, of which one begins alike. Two tasks are written down."""
+    for name, stock in {"a": {"tea": 3}, "b": {"tea": 5}, "c": {"milk": 2, "tea": 1}}.items():
+        shop(tmp_path / "shops" / "train" / name, **stock)
+    for name, stock in {"d": {"tea": 3}, "e": {"tea": 7}}.items():
+        shop(tmp_path / "shops" / "test" / name, **stock)
+    calls = [call.to_json() for call in GOOD]
+    tasks = [
+        {"query": "Buy two teas and count.", "calls": calls},
+        {"turns": [{"query": "Buy.", "calls": calls[:1]}, {"query": "Count.", "calls": calls[1:]}]},
+    ]
+    notes = {"values": {"item": ["tea", "milk"]}, "tasks": tasks}
+    (tmp_path / "shops" / "coevolve.json").write_text(json.dumps(notes))
+    return {"command": SERVER, "template": str(tmp_path / "shops")}
+
+
+def scenario(settings, **changed):
+    (found,) = mcp.scenarios("train", {**settings, **changed})
+    return found
+
+
+def task(settings, *turns, **changed):
+    """A task whose turns have these reference calls."""
+    return dataclasses.replace(scenario(settings, **changed), turns=tuple(Turn("Do it.", t) for t in turns))
+
+
+def play(a_task, *turns):
+    """The outcome of these calls, turn by turn, with the observations."""
+    world = mcp.make()
+    world.reset(a_task)
+    seen = []
+    for calls in turns:
+        seen += [world.step(call) for call in calls]
+        world.end_turn()
+    outcome = world.score()
+    world.close()
+    return outcome, seen
+
+
+# --- The family -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_conformance_suite(splits):
+    check_environment("mcp", settings=splits, timeout=10.0)
+
+
+def test_scenarios_are_the_templates_of_a_split(splits):
+    train = mcp.scenarios("train", splits)
+    assert [s.id for s in train] == ["train_a", "train_b", "train_c"]
+    assert train[0].scenario == {
+        "command": SERVER,
+        "template": f"{splits['template']}/train/a",
+        "values": {"item": ["tea", "milk"]},
+    }
+    assert [s.id for s in mcp.scenarios("test", splits)] == ["test_d", "test_e"]
+    assert [s.id for s in mcp.scenarios("test", splits, apart_from="train")] == ["test_e"]
+    assert [len(t.turns) for t in mcp.tasks("test", splits)] == [1, 2, 1, 2]
+
+
+def test_one_template_is_in_every_split(settings):
+    train, test = mcp.scenarios("train", settings), mcp.scenarios("test", settings, apart_from="train")
+    assert [s.scenario for s in train] == [s.scenario for s in test] and len(train) == 1
+    assert mcp.tasks("test", settings) == []
+
+
+def test_a_world_with_a_folder_of_a_splits_name_is_still_one_world(tmp_path):
+    folder = shop(tmp_path / "repository", tea=1)
+    (folder / "test").mkdir()
+    assert not templates.split_folders(folder)
+
+
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        ({"template": "no/such/folder"}, "template is 'no/such/folder': name a folder"),
+        ({"command": "no-such-server {world}"}, "there is no program 'no-such-server'"),
+        ({"command": ""}, "it names no program"),
+        ({"command": "python 'x"}, "No closing quotation"),
+        ({"freeze_time": "noon"}, "freeze_time is 'noon': it must be a time"),
+        ({"tools": ("sell",)}, "has no tool 'sell', which config.environment.tools names: it has count"),
+        ({"command": "python -c pass"}, "The server 'python -c pass' ended."),
+        ({"command": f"{SERVER} dies_at_start"}, "ended .its last words: out of cheese.*"),
+        ({"command": f"{SERVER} silent_at_start", "server_timeout": 0.5}, "gave no answer within 0.5 s"),
+        ({"command": f"{SERVER} no_tools"}, "offers no tools"),
+        ({"command": f"{SERVER} many_tools"}, "offers 400 tools, .* name those to use in config.env"),
+        ({"command": f"{SERVER} two_of_a_name"}, "lists two tools of the name 'restock'"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(settings, changed, why):
+    with pytest.raises(ValueError, match=why):
+        scenario(settings, **changed)
+
+
+def test_a_split_without_templates_and_notes_of_another_shape_are_one_sentence(splits):
+    with pytest.raises(ValueError, match="There is no split 'dev': use one of train, dev"):
+        mcp.scenarios("dev", splits)
+    with pytest.raises(ValueError, match="development holds no folder"):
+        mcp.scenarios("development", splits)
+    notes = Path(splits["template"]) / "coevolve.json"
+    for text in ("[]", "{", '{"value": {}}', '{"values": {"item": 3}}'):
+        notes.write_text(text)
+        with pytest.raises(ValueError, match="coevolve.json cannot be used"):
+            mcp.scenarios("train", splits)
+    notes.write_text('{"tasks": [{"query": "Buy."}]}')
+    with pytest.raises(ValueError, match="each turn has a query, and calls"):
+        mcp.tasks("train", splits)
+
+
+def test_tools_can_be_chosen(settings):
+    chosen = scenario(settings, tools=("count,restock",))
+    assert chosen.scenario["tools"] == ["count", "restock"]
+    assert [t["function"]["name"] for t in mcp.tools(chosen)] == ["restock", "count"]
+    _, (seen,) = play(dataclasses.replace(chosen, turns=(Turn("Look."),)), [Call("inventory", {})])
+    assert seen.error and "no tool named 'inventory'" in seen.text
+
+
+def test_variables_precede_the_command(settings):
+    code = "import os, sys; sys.exit(os.environ['SHOP'])"
+    with pytest.raises(ValueError, match=r"its last words: .*/world/a b\)"):
+        scenario(settings, command=f"SHOP='{{world}}/a b' python -c \"{code}\"")
+
+
+# --- Schemas and answers --------------------------------------------------------------------------
+
+
+def test_all_pages_of_the_tools_are_read_and_schemas_are_made_simple(settings):
+    functions = {t["function"]["name"]: t["function"] for t in mcp.tools(scenario(settings))}
+    assert list(functions) == ["restock", "count", "inventory", "today", "fault"]
+    assert functions["restock"]["parameters"] == {
+        "type": "object",
+        "properties": {"item": {"type": "string"}, "pieces": {"type": "integer"}},
+        "required": ["item", "pieces"],
+    }
+    assert functions["today"]["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_references_and_lists_of_types_become_one_type_each():
+    schema = {
+        "$defs": {"Size": {"title": "S", "properties": {"w": {"type": ["null", "integer"]}}}},
+        "properties": {
+            "size": {"$ref": "#/$defs/Size", "description": "How large."},
+            "tags": {"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "integer"}]}},
+            "odd": True,
+            "lost": {"$ref": "#/$defs/Nothing"},
+        },
+        "required": ["size", 3],
+    }  # fmt: skip
+    assert answers.simple(schema, schema) == {
+        "properties": {
+            "size": {"properties": {"w": {"type": "integer"}}, "description": "How large."},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "odd": {},
+            "lost": {},
+        },
+        "required": ["size"],
+    }
+    endless = {"properties": {"next": {"$ref": "#"}}}
+    assert "next" in answers.simple(endless, endless)["properties"]
+
+
+@pytest.mark.parametrize(
+    "result, text, error",
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb", False),
+        ({"content": [{"type": "text", "text": "no"}], "isError": True}, '{"error": "no"}', True),
+        ({"content": [{"type": "text", "text": "Database error: locked"}]}, "Database error: locked", True),
+        ({"content": [{"type": "text", "text": '{"error": {"code": 4}}'}]}, '{"error": {"code": 4}}', True),
+        ({"content": [{"type": "text", "text": '{"error": null}'}]}, '{"error": null}', False),
+        ({"content": [{"type": "text", "text": "errors are rare"}]}, "errors are rare", False),
+        ({"content": [], "structuredContent": {"b": 1.0, "a": 2}}, '{"a":2,"b":1}', False),
+        ({"structuredContent": {"a": 2}}, '{"a":2}', False),
+        (
+            {"content": [{"type": "image", "mimeType": "image/png", "data": "AAAA"}]},
+            "[image/png, 3 bytes, sha256 709e80c88487]",
+            False,
+        ),
+        ({"content": [{"type": "resource", "resource": {"uri": "a", "text": "hi"}}]}, "hi", False),
+        ({"content": [{"type": "resource_link", "uri": "file:///x"}]}, "[file:///x]", False),
+        ({"content": [{"type": "hologram"}, 3]}, "[hologram]\n[None]", False),
+        ({"content": "no list"}, "", False),
+    ],
+)
+def test_results_become_observations(result, text, error):
+    found = answers.observation(result)
+    assert (found.text, found.error) == (text, error)
+
+
+def test_junk_arguments_never_reach_the_server(settings):
+    surrogate = Call("count", {"item": "\ud800"})
+    _, seen = play(
+        task(settings, ()), [surrogate, Call("sell", {}), Call("count", {"item": 1, "x": 2}), COUNT]
+    )
+    assert [o.error for o in seen] == [True, True, True, False]
+    assert "half of a character" in seen[0].text and "no parameter 'x'" in seen[2].text
+
+
+# --- The folder as the state ----------------------------------------------------------------------
+
+
+def rows(path, *statements):
+    with sqlite3.connect(path) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+
+
+def test_databases_count_by_their_rows(tmp_path):
+    make, ten, two = (
+        "CREATE TABLE t (x, y)",
+        "INSERT INTO t VALUES (10, 'a')",
+        "INSERT INTO t VALUES (2.0, x'00')",
+    )
+    for name, statements in {"a": (make, ten, two), "b": ("PRAGMA page_size = 1024", make, two, ten)}.items():
+        (tmp_path / name).mkdir()
+        rows(tmp_path / name / "s.db", *statements)
+    a, b = (state.content(str(tmp_path / name)) for name in "ab")
+    assert (tmp_path / "a/s.db").read_bytes() != (tmp_path / "b/s.db").read_bytes()
+    assert a == b and list(a) == ["s.db"]
+    rows(tmp_path / "b" / "s.db", "UPDATE t SET y = 'b' WHERE x = 10")
+    assert state.content(str(tmp_path / "b")) != a
+    rows(tmp_path / "b" / "s.db", "UPDATE t SET y = 'a' WHERE x = 10", "CREATE INDEX i ON t (x)")
+    assert state.content(str(tmp_path / "b")) != a
+
+
+def test_rows_that_lie_in_a_log_beside_the_database_count(tmp_path):
+    rows(tmp_path / "s.db", "PRAGMA journal_mode = WAL", "CREATE TABLE t (x)")
+    before = state.content(str(tmp_path))
+    server = sqlite3.connect(tmp_path / "s.db")
+    with server:
+        server.execute("INSERT INTO t VALUES (1)")
+    assert (tmp_path / "s.db-wal").stat().st_size > 0
+    after = state.content(str(tmp_path))
+    assert list(after) == ["s.db"] and after != before
+    server.close()
+    assert state.content(str(tmp_path)) == after
+
+
+def test_json_counts_by_its_values_and_other_files_by_their_bytes(tmp_path):
+    files = {"a.json": '{"x": 1.0, "y": [2]}', "b.jsonl": '{"x": 1}\n\n{"y": 2}', "c.txt": "x", "d.json": "{"}
+    same = {"a.json": '{"y":[2],"x":1}', "b.jsonl": '{"x":1}\n{"y":2}\n', "c.txt": "x", "d.json": "{"}
+    for folder, contents in {"a": files, "b": same}.items():
+        (tmp_path / folder).mkdir()
+        for name, text in contents.items():
+            (tmp_path / folder / name).write_text(text)
+    assert state.content(str(tmp_path / "a")) == state.content(str(tmp_path / "b"))
+    for name in files:
+        (tmp_path / "b" / name).write_text("[3]")
+    a, b = (state.content(str(tmp_path / name)) for name in "ab")
+    assert all(a[name] != b[name] for name in files)
+    assert list(state.content(str(tmp_path / "a"), ["*.json", "c.*"])) == ["b.jsonl"]
+
+
+def test_links_folders_and_the_path_of_the_world_itself(tmp_path):
+    for name in "ab":
+        world = tmp_path / name
+        (world / "empty").mkdir(parents=True)
+        (world / "link").symlink_to(world / "file")
+        (world / "file").write_text(f"I lie in {world}.")
+        os.mkfifo(world / "pipe")
+    a, b = (state.content(str(tmp_path / name)) for name in "ab")
+    assert a == b and a["empty"] == "folder" and a["link"] == "-> /world/file" and a["pipe"] == "no file"
+
+
+def test_gits_index_counts_by_its_entries(tmp_path):
+    date = "2026-01-01T00:00:00"
+    who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER")
+           for what, value in (("NAME", "a"), ("EMAIL", "a@b"), ("DATE", date))}  # fmt: skip
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+        for command in ("init --quiet -b main", "add file", "commit --quiet -m first"):
+            subprocess.run(["git", *command.split()], cwd=tmp_path / name, check=True, env=os.environ | who)
+    assert (tmp_path / "a/.git/index").read_bytes() != (tmp_path / "b/.git/index").read_bytes()
+    a, b = (state.content(str(tmp_path / name)) for name in "ab")
+    assert a == b
+    (tmp_path / "b" / "more").write_text("y")
+    subprocess.run(["git", "add", "more"], cwd=tmp_path / "b", check=True)
+    assert state.content(str(tmp_path / "b"))[".git/index"] != a[".git/index"]
+
+
+def test_agents_read_the_same_path_in_every_world(settings, tmp_path):
+    Path(settings["template"], "stock.json").unlink()
+    Path(settings["template"], "stock.json").symlink_to("nowhere")
+    _, (one,) = play(task(settings, ()), [Call("inventory", {})])
+    _, (other,) = play(task(settings, ()), [Call("inventory", {})])
+    assert one.fatal and "/world/stock.json" in one.text and one.text == other.text
+
+
+# --- Grading --------------------------------------------------------------------------------------
+
+
+def test_a_turn_passes_by_the_folder_and_by_the_answers(settings):
+    asked = task(settings, (RESTOCK,), (COUNT,))
+    both = play(asked, [RESTOCK], [COUNT])[0]
+    assert both.success and both.progress == 1.0
+    early = play(asked, [RESTOCK, COUNT], [])[0]
+    assert early.success  # the answer was given, if in the turn before
+    wrong, missing = play(asked, [], [COUNT])[0], play(asked, [RESTOCK], [])[0]
+    assert (wrong.reason, wrong.progress) == ("state_differs", 0.0)
+    assert (missing.reason, missing.progress) == ("answer_missing", 0.5)
+    other = Call("restock", {"item": "tea", "pieces": 1})
+    assert play(asked, [other, other], [COUNT, Call("count", {"item": "cocoa"})])[0].success
+
+
+def test_errors_of_the_reference_are_no_answers_to_give(settings):
+    sold_out = Call("restock", {"item": "milk", "pieces": -5})
+    asked = task(settings, (sold_out, Call("count", {"item": "cocoa"})))
+    outcome, (seen,) = play(asked, [sold_out])
+    assert seen.error and outcome.success
+
+
+# --- Servers that misbehave -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault, why",
+    [
+        ("dies", "ended .its last words: out of cheese"),
+        ("silent", "gave no answer within 2 s"),
+        ("malformed", "gave no answer within 2 s .it wrote '{this is no JSON'"),
+        ("sends_much", "sent more than 8 MiB at once"),
+        ("forks", "runs .* processes, and 64 are allowed"),
+        ("fills", "has made a folder that holds more than 32 MiB"),
+    ],
+)
+def test_a_call_that_ends_its_server_fails_its_rollout_and_no_other(settings, tmp_path, fault, why):
+    limits = {"server_timeout": 2.0, "server_disk": 32.0}
+    hostile = task(settings, GOOD, command=f"{SERVER} {fault} {tmp_path}", **limits)
+    harmless = task(settings, GOOD)
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        good, bad = pool.reset([harmless, hostile])
+        pool.step([good, bad], [GOOD[:1]] * 2)
+        ((lost, after),) = pool.step([bad], [[FAULT, COUNT]])
+        assert lost.fatal and lost.valid and lost.error and after.fatal
+        assert pool.step([good], [GOOD[1:]])[0][0].text == "5"
+        pool.end_turn([good, bad])
+        fine, failed = pool.score([good, bad])
+        assert fine.success and failed.valid and not failed.success
+        assert re.search(f"the server {why}", failed.reason)
+        assert pool.restarts == 0
+        assert len(_running(tmp_path)) <= SPARES
+        pool.close([good])
+
+
+def _running(mark):
+    """The processes that have the text of a mark among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(mark).encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("fault", ["prints", "changes_tools"])
+def test_what_is_harmless_is_tolerated(settings, fault):
+    outcome, seen = play(task(settings, GOOD, command=f"{SERVER} {fault}"), GOOD)
+    assert outcome.success and [o.text for o in seen] == ["done", "5"]
+
+
+def test_requests_of_a_server_are_refused(settings):
+    _, (seen,) = play(task(settings, (), command=f"{SERVER} asks"), [FAULT])
+    assert (seen.text, seen.error) == ("q1 -32601", False)
+
+
+@pytest.mark.skipif(not lockdown.guards_files(), reason="this kernel has no Landlock")
+def test_nothing_is_written_outside_the_world(settings, tmp_path):
+    command = f"MARK={tmp_path}/mark {SERVER} writes_outside"
+    _, (seen,) = play(task(settings, (), command=command), [FAULT])
+    assert seen.text == '{"error": "Permission denied"}' and not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "network, said", [(False, '{"error": "Operation not permitted"}'), (True, "connected")]
+)
+def test_the_network_is_shut_unless_it_is_allowed(settings, network, said):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = f"PORT={listening.getsockname()[1]} {SERVER} connects"
+        _, (seen,) = play(task(settings, (), command=command, network=network), [FAULT])
+    assert seen.text == said
+
+
+def test_processes_that_a_server_leaves_end_with_its_world(settings):
+    _, (seen,) = play(task(settings, (), command=f"{SERVER} leaves_processes"), [FAULT])
+    assert _gone(int(seen.text))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_stays_behind_a_killed_worker(settings, how):
+    left = scenario(settings, command=f"{SERVER} leaves_processes")
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        ((seen,),) = pool.step(pool.reset([left]), [[FAULT]])
+        folder = os.readlink(f"/proc/{seen.text}/cwd")
+        assert folder.endswith("/world") and os.path.exists(folder)
+        os.kill(pool.pids[0], how)
+    assert _gone(int(seen.text))
+    assert _eventually(lambda: not os.path.exists(Path(folder).parents[1]))
+
+
+def test_a_server_that_somebody_kills_is_built_anew(settings):
+    world = mcp.make()
+    world.reset(task(settings, GOOD))
+    assert world.step(RESTOCK).text == "done"
+    os.kill(world._world._pid, signal.SIGKILL)
+    assert world.step(COUNT) == answers.observation({"content": [{"type": "text", "text": "5"}]})
+    world.end_turn()
+    assert world.score().success
+    world.close()
+
+
+def test_a_server_that_no_longer_starts_costs_its_rollouts_and_not_the_run(settings, tmp_path):
+    program = tmp_path / "serve.py"
+    program.write_text((ROOT / "tests/support/mcp_server.py").read_text())
+    fine = task(settings, GOOD, command=f"python {program} {{world}}")
+    program.write_text("raise SystemExit('disk full')")
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        env_ids = pool.reset([fine, task(settings, GOOD)])
+        lost, kept = pool.step(env_ids, [GOOD] * 2)
+        assert not any(o.valid for o in lost) and [o.text for o in kept] == ["done", "5"]
+        assert "the server ended (its last words: disk full)" in pool.score(env_ids)[0].reason
+
+
+def _gone(pid):
+    """Whether a process ends within seconds; a zombie has ended."""
+
+    def ended():
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    return _eventually(ended)
+
+
+def _eventually(holds):
+    end = time.monotonic() + 20
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+# --- Time and chance ------------------------------------------------------------------------------
+
+
+def test_clocks_and_random_numbers_can_be_frozen(settings):
+    today = [Call("today", {})]
+    answered = [
+        play(task(settings, (), freeze_time=t), today)[1][0].text for t in ("2026-01-01",) * 2 + ("",) * 2
+    ]
+    assert answered[0] == answered[1] and answered[0].startswith("1767225600.0 ")
+    assert answered[2] != answered[3]
+
+
+# --- Servers that wait ----------------------------------------------------------------------------
+
+
+def test_from_the_second_world_of_a_kind_on_servers_wait_for_the_next(settings):
+    shelf, spec = Spares(), Spec.of(settings)
+    others = [dataclasses.replace(spec, server_timeout=float(n)) for n in range(30, 40)]
+    waiting = lambda: sum(map(len, shelf._waiting.values()))
+    taken = [shelf.take(spec)]
+    assert waiting() == 0
+    taken.append(shelf.take(spec))
+    assert waiting() == SPARES
+    expected = shelf._waiting[spec][0]
+    taken.append(shelf.take(spec))
+    assert taken[-1] is expected and waiting() == SPARES
+    for other in others[:4]:
+        taken += [shelf.take(other), shelf.take(other)]
+    assert waiting() <= MOST_SPARES and spec not in shelf._waiting
+    assert len({world.folder for world in taken}) == len(taken)
+    for world in taken:
+        world.begin()
+        assert world.call("count", {"item": "tea"}).text == "3"
+        world.close()
+    for world in (world for kind in shelf._waiting.values() for world in kind):
+        world.close()
+
+
+def test_a_server_is_reused_where_it_may_be(splits):
+    shelf = Spares()
+    a, b, _ = (Spec.of({**s.scenario, "reuse_server": True}) for s in mcp.scenarios("train", splits))
+    world = shelf.take(a)
+    world.begin()
+    world.call("restock", {"item": "tea", "pieces": 4})
+    Path(world.home, "cache").write_text("x")
+    shelf.give(world)
+    again = shelf.take(b)
+    assert again is world and os.listdir(world.home) == []
+    again.begin()
+    assert again.call("count", {"item": "tea"}).text == "5"  # the stock of b
+    other = shelf.take(b)
+    assert other is not again
+    other.close()
+    shelf.give(again)
+    assert shelf.take(dataclasses.replace(b, ignore=("x",))) is not again
+
+
+@pytest.mark.parametrize("fault", ["silent", "dies", "leaves_processes"])
+def test_a_server_that_misbehaved_serves_no_other_world(settings, fault):
+    left = task(settings, (), command=f"{SERVER} {fault}", reuse_server=True, server_timeout=1.0)
+    folders = []
+    for _ in range(2):
+        world = mcp.make()
+        world.reset(left)
+        folders.append(world._world.folder)
+        world.step(FAULT)
+        world.close()
+    assert folders[0] != folders[1]
+
+
+def test_rollouts_with_a_reused_server_are_those_with_a_fresh_one(settings):
+    asked = task(settings, (RESTOCK,), (COUNT,), reuse_server=True)
+    for _ in range(3):
+        outcome, seen = play(asked, [RESTOCK], [COUNT])
+        assert outcome.success and [o.text for o in seen] == ["done", "5"]
+
+
+def test_a_folder_that_cannot_be_read_is_a_state_too(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "secret").chmod(0)
+    found = state.content(str(tmp_path))
+    assert found["loop"] == "-> loop" and found["secret"]

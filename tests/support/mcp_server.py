@@ -1,0 +1,163 @@
+"""A small MCP server in the standard library: a shop whose stock lies in a JSON file of its world.
+
+    python mcp_server.py WORLD [FAULT]
+
+FAULT is a way to misbehave: at the start, in the list of tools, or in the tool `fault` alone.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+TEXT = {"type": "string"}
+TOOLS = [
+    {
+        "name": "restock",
+        "description": "Adds pieces of an item to the stock.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"item": TEXT, "pieces": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+            "required": ["item", "pieces"],
+        },
+    },
+    {
+        "name": "count",
+        "description": "Counts the pieces of an item.",
+        "inputSchema": {"type": "object", "properties": {"item": TEXT}, "required": ["item"]},
+    },
+    {
+        "name": "inventory",
+        "description": "Lists all items with their pieces.",
+        "inputSchema": {"type": "object", "properties": {}},
+    },
+    {"name": "today", "description": "Tells the time.", "inputSchema": {"type": "object"}},
+    {"name": "fault", "description": "Misbehaves.", "inputSchema": {"type": "object"}},
+]
+world, fault = sys.argv[1], (sys.argv[2:] or [""])[0]
+STORE = os.path.join(world, "stock.json")
+
+
+def send(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def said(text, error=False):
+    return {"content": [{"type": "text", "text": text}], "isError": error}
+
+
+def restock(item, pieces):
+    if not isinstance(item, str) or not item.isidentifier() or not isinstance(pieces, int):
+        return said("An item is a name, pieces are a number.", error=True)
+    stock = json.load(open(STORE))
+    stock[item] = stock.get(item, 0) + pieces
+    json.dump(stock, open(STORE, "w"))
+    return said(f"Error: {item} cannot be sold out twice." if stock[item] < 0 else "done")
+
+
+def count(item):
+    stock = json.load(open(STORE))
+    known = isinstance(item, str) and item in stock
+    return said(str(stock[item])) if known else said("There is no such item.", error=True)
+
+
+def inventory():
+    return said(open(STORE).read())
+
+
+def today():
+    return said(f"{time.time()} {uuid.uuid4()}")
+
+
+def misbehave():
+    if fault == "dies":
+        sys.exit("out of cheese")
+    if fault == "silent":
+        time.sleep(600)
+    if fault == "sends_much":
+        while True:
+            sys.stdout.write("x" * 65536)
+    if fault == "malformed":
+        sys.stdout.write("{this is no JSON\n")
+        sys.stdout.flush()
+        time.sleep(600)
+    if fault == "asks":
+        send({"id": "q1", "method": "sampling/createMessage", "params": {"messages": []}})
+        reply = json.loads(sys.stdin.readline())
+        return said(f"{reply['id']} {reply['error']['code']}")
+    if fault == "writes_outside":
+        try:
+            open(os.environ["MARK"], "w")
+        except OSError as error:
+            return said(f"{error.strerror}", error=True)
+    if fault == "fills":
+        for n in range(100):
+            open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)
+    if fault == "forks":
+        while os.fork() >= 0:
+            pass
+    if fault == "leaves_processes":
+        child = "import os, time; os.setsid(); time.sleep(600)"
+        process = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+        return said(str(process.pid))
+    if fault == "connects":
+        import socket
+
+        try:
+            socket.create_connection(("127.0.0.1", int(os.environ["PORT"])), 5)
+        except OSError as error:
+            return said(f"{error.strerror}", error=True)
+        return said("connected")
+    return said("nothing")
+
+
+def listed(cursor):
+    if fault == "many_tools":
+        return {"tools": [{**TOOLS[1], "name": f"tool_{n}"} for n in range(400)]}
+    if fault == "two_of_a_name":
+        return {"tools": TOOLS + TOOLS[:1]}
+    if fault == "no_tools":
+        return {"tools": []}
+    at = int(cursor or 0)
+    more = {"nextCursor": str(at + 2)} if at + 2 < len(TOOLS) else {}
+    page = {"tools": TOOLS[at : at + 2], **more}
+    if fault == "changes_tools" and not more:
+        TOOLS[0] = {**TOOLS[0], "name": "renamed"}
+        send({"method": "notifications/tools/list_changed"})
+    return page
+
+
+if fault == "dies_at_start":
+    sys.exit("out of cheese")
+if fault == "silent_at_start":
+    time.sleep(600)
+if fault == "prints":
+    print("Welcome to the shop!")
+    print("[1, 2]", flush=True)
+    threading.Thread(target=lambda: sys.stderr.write("log " * 100_000), daemon=True).start()
+TOOLBOX = {"restock": restock, "count": count, "inventory": inventory, "today": today, "fault": misbehave}
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "initialize":
+        send({"id": "p1", "method": "ping"})
+        send({"method": "notifications/message", "params": {"level": "info", "data": "hello"}})
+        result = {
+            "protocolVersion": "2024-11-05",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "shop"},
+        }
+    elif message.get("method") == "tools/list":
+        result = listed(message["params"].get("cursor"))
+    elif message.get("method") == "tools/call":
+        name, arguments = message["params"]["name"], message["params"]["arguments"]
+        if name not in TOOLBOX:
+            send({"id": message["id"], "error": {"code": -32602, "message": f"no tool {name}"}})
+            continue
+        result = TOOLBOX[name](**arguments)
+    else:
+        continue
+    send({"id": message["id"], "result": result})
