@@ -86,6 +86,7 @@ MAY_IMPORT = {
         "envs.family",
         "diagnosis.trends",
         "harness.campaign",
+        "harness.progress",
         "harness.records",
     ),
     "tfds_tasks": ("types", "analysis.loading"),

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coevolve_jax.analysis.campaign_runs import evaluated, rejected, seconds, transcripts, workdirs
+from coevolve_jax.analysis.campaign_runs import evaluated, rejected, seconds, transcripts
 from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness import progress
 from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered
 from coevolve_jax.harness.records import Expectation, Skill, Verdict
 
 DUE = {  # part -> what is due
     "proposal": "is being proposed",
     "backtest": "is tried on its parent's rollouts",
+    "smoke": "is due for its first steps",
     "evidence": "is due for training",
     "verdict": "is due for its verdict",
     "learned": "has its verdict",
@@ -34,6 +36,8 @@ CHECKS = {  # check or forecast of a backtest -> meaning
     "group_size": "expected rollouts in mixed groups, over the parent's",
     "draws": "groups with a spread in replayed draws, over the parent's",
     "drift": "forecast divergence from the start, in nats",
+    "finite": "whether the gradient is finite",
+    "cos": "cosine of the parent's and the child's gradient",
     "kl_share": "share of the KL term in the gradient",
     "margin": "cosine of the update with raising successes over failures",
     "live": "share of groups that are learned from",
@@ -62,7 +66,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
         parent = parent if parent in changed else None  # an earlier version
         changes, before = own["proposal"].get("changes") or {}, changed.get(str(parent), {})
         changed[version] = {**before, **changes}
-        runs = workdirs(campaign.folder, own["evidence"])
+        runs = {str(seed): run for seed, run in campaign.runs(version).items() if own["evidence"].get("row")}
         read[version] = evaluated(next(iter(runs.values()), None))
         texts = {
             "transcripts": transcripts(read[version], read.get(parent, {})),
@@ -85,10 +89,12 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
         )
     last = lambda key: next((x for own in reversed(parts.values()) if (x := own["learned"].get(key))), [])
     freeze, final = _freeze(campaign), _final(campaign.folder / "final")
+    training = progress.training(campaign)
     view = {
         "kind": "campaign",
         "name": campaign.folder.absolute().name,
-        "headline": headline(plan, versions, due, selected, freeze, final),
+        "headline": headline(plan, versions, due, selected, freeze, final, training),
+        "training": training and _training(training),
         "selected": selected,
         "path": _path(versions, selected),
         "versions": versions,
@@ -102,6 +108,12 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
     return view, told
 
 
+def _training(t: progress.Training) -> dict:
+    """The runs under way, by seed, and what is said of them."""
+    done = {str(seed): steps for seed, steps in t.done.items()}
+    return {"version": t.version, "done": done, "steps": t.steps, "text": progress.sentence(t)}
+
+
 def headline(
     plan: Mapping[str, Any],
     versions: Sequence[Mapping],
@@ -109,6 +121,7 @@ def headline(
     selected: str,
     freeze: Mapping[str, str],
     final: Mapping[str, Any] | None,
+    training: progress.Training | None = None,
 ) -> dict:
     """Returns a sentence, facts, and cards (title, value, note)."""
     settings, told = plan["config"]["harness"], plan.get("told") or {}
@@ -123,7 +136,9 @@ def headline(
         lead += f"{selected} is selected, with {scores[selected]} success on the selection set "
         lead += f"({scores[START]} at the start)."
     lead += " That score was selected, so it is too high and is not the claim."
-    if due:
+    if training:
+        lead = f"The campaign is not finished. {progress.sentence(training)} Before, {lead}"
+    elif due:
         lead = f"The campaign is not finished: {due[0]} {DUE[due[1]]}. So far, {lead}"
     facts = [
         f"proposer {settings['proposer']}",
@@ -158,7 +173,7 @@ def _claim(final: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> dict:
     """A version's proposal, backtest, row, rollouts and verdict. before: its parent's row."""
-    proposal, tested, evidence = (own[part] for part in ("proposal", "backtest", "evidence"))
+    proposal, tested, first, evidence = (own[p] for p in ("proposal", "backtest", "smoke", "evidence"))
     row, aim, came = evidence.get("row", {}), proposal.get("expects"), evidence.get("came", {})
     judged = Verdict.from_json(own["verdict"]) if own["verdict"] else None
     decided = judged and judged.decided
@@ -175,10 +190,9 @@ def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> 
         "notes": tested.get("notes", []),
         "not_covered": tested.get("not_covered", []),
         "row": _row(before, row, aim["diagnostic"] if aim else None),
-        "rollouts": {
-            seed: sum(n for key, n in costs.items() if key.startswith("rollouts/"))
-            for seed, costs in evidence.get("costs", {}).items()
-        },
+        "rollouts": _rollouts(first, evidence),
+        "smoke": {key: first[key] for key in ("live", "parent", "failed") if key in first},
+        "watched": [[id, found] for id, found in evidence.get("diagnostics", {}).items()],
         "kind": judged.kind if judged else "under way",
         "rules": own["verdict"].get("rules", []),
         "decided": decided and decided.name,
@@ -186,6 +200,16 @@ def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> 
         "refused_higher": bool(judged and judged.higher_and_refused),
         **{key: getattr(judged, key, None) for key in ("success", "difference", "se", "by_seed")},
     }
+
+
+def _rollouts(first: Mapping[str, Any], evidence: Mapping[str, Any]) -> dict[str, int]:
+    """Training rollouts by seed: the ledgers of finished runs, else what was counted when a run ended early.
+
+    A version that is trained in full goes on from its first steps, so these stand in the ledger.
+    """
+    of = lambda costs: sum(n for key, n in costs.items() if key.startswith("rollouts/"))
+    finished = {seed: of(costs) for seed, costs in evidence.get("costs", {}).items()}
+    return finished or evidence.get("rollouts") or first.get("rollouts") or {}
 
 
 def _row(

@@ -21,11 +21,13 @@ TOOLS = 24  # the tools called most
 
 
 class Candidate(NamedTuple):
-    """A formula about a trajectory and its AUC on the half that proposers see."""
+    """A formula to be tested. auc: on the half that proposers see; None where that is not known."""
 
     id: str
     formula: str
-    auc: float
+    auc: float | None = None
+    unit: str = "trajectory"
+    proposer: str = "templates"
 
 
 def templates(tools: Collection[str], stops: Collection[str]) -> dict[str, str]:
@@ -41,6 +43,12 @@ def templates(tools: Collection[str], stops: Collection[str]) -> dict[str, str]:
     }
 
 
+def named(shown: Evidence) -> tuple[list[str], list[str]]:
+    """The tools called most and the stop reasons, which formulas may name."""
+    calls = Counter(t for row in shown.rows for t in row["tools"] if re.fullmatch(r"[\w.\- ]{1,80}", t))
+    return [t for t, _ in calls.most_common(TOOLS)], sorted({row["stop"] for row in shown.rows})
+
+
 def invent(
     found: Evidence, *, known: Mapping[str, Values] | None = None, tried: Collection[str] = (), count: int = 2
 ) -> list[Candidate]:
@@ -51,10 +59,9 @@ def invent(
       tried: formulas that earlier tests read.
       count: candidates, at most. No two of them rank rollouts alike.
     """
-    shown = halves(found)[0].mixed
-    calls = Counter(t for row in shown.rows for t in row["tools"] if re.fullmatch(r"[\w.\- ]{1,80}", t))
-    tools, stops = [t for t, _ in calls.most_common(TOOLS)], sorted({row["stop"] for row in shown.rows})
-    names, ranked = {*tools, *stops}, []
+    shown, ranked = halves(found)[0].mixed, []
+    tools, stops = named(shown)
+    names = {*tools, *stops}
     for id, formula in templates(tools, stops).items():
         values = expressions.compile(formula, "trajectory", names).values(shown.rows)
         told = separate(values, ~shown.solved, shown.group)

@@ -1,9 +1,11 @@
 """A language model proposes one move of one lever, with a hypothesis. The scripted proposer stands in for it.
 
 The model's answer is six short values. Lever, move, diagnostic and direction must be names of the tables, so
-text becomes a value in a range and nothing else. What it reads holds no selection or test task, no path, and
-no score finer than one standard error. A wrong, late or unaffordable answer is counted, and the scripted
-proposer goes on.
+text becomes a value in a range and nothing else. After each version it may also invent a diagnostic. That is
+a formula, which is checked as any other (diagnosis/expressions.py) and counts only if its test says so.
+
+What the model reads holds no selection or test task, no path, and no score finer than one standard error. A
+wrong, late or unaffordable answer is counted, and the scripted proposer goes on.
 """
 
 from __future__ import annotations
@@ -18,21 +20,26 @@ from ml_collections import ConfigDict
 from pydantic import BaseModel, Field
 
 from coevolve_jax import config as configs
+from coevolve_jax.diagnosis import expressions
+from coevolve_jax.diagnosis.features import fields
 from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness.diagnostics import LIVE
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.proposers.scripted import Scripted
 from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.skills import holding
+from coevolve_jax.harness.templates import Candidate
 from coevolve_jax.llm.answers import Client
 from coevolve_jax.llm.client import Client as Asking
 from coevolve_jax.llm.prompting import Prompts, json_line, line, step_line
 
 REPEATABLE = False  # the same question may get another answer, so --replay takes the proposal as it is
 PROMPTS = Prompts(Path(__file__).with_name("prompts"))
-ROLE = "propose"
+PROPOSE, INVENT = "propose", "invent"  # roles, and names of prompts
 LAST = 12  # versions that a question tells of
 SHOWN = 6  # rollouts
-ATTEMPTS = 3  # questions, at most, for one proposal
+ATTEMPTS = 2  # questions, at most, for one proposal; a formula takes one more
 
 
 class Answer(BaseModel):
@@ -44,6 +51,13 @@ class Answer(BaseModel):
     diagnostic: str = Field(max_length=60)
     direction: Literal["up", "down"]
     least: float = Field(ge=0, allow_inf_nan=False)
+
+
+class Invention(BaseModel):
+    """A model's formula."""
+
+    unit: Literal["trajectory", "step"]
+    formula: str = Field(max_length=expressions.LENGTH)
 
 
 class Model:
@@ -60,9 +74,9 @@ class Model:
         parent = history.best
         for _ in range(ATTEMPTS):
             question = PROMPTS.question(
-                ROLE, int(rng.integers(2**31)), {"version": parent.id}, **self._told(history, parent)
+                PROPOSE, int(rng.integers(2**31)), {"version": parent.id}, **self._told(history, parent)
             )
-            (answer,) = self.client.ask(ROLE, [question], Answer)
+            (answer,) = self.client.ask(PROPOSE, [question], Answer)
             if answer is None:
                 break
             if found := self._checked(history, parent, answer):
@@ -87,9 +101,36 @@ class Model:
             expects=Expectation(answer.diagnostic, answer.direction, answer.least),
         )
 
-    def _refuse(self, why: str) -> None:
+    def invent(self, history: History, version: str, rng: np.random.Generator) -> list[Candidate]:
+        """Returns the model's formula, if it gives one that can be tested."""
+        names = sorted(history.names(version))
+        known = {name: value for name, value in history.versions[-1].row.items() if value is not None}
+        question = PROMPTS.question(
+            INVENT,
+            int(rng.integers(2**31)),
+            {"version": version},
+            fields={unit: list(fields(unit).values()) for unit in ("trajectory", "step")},
+            names=[json_line({"name": name})[9:-1] for name in names],
+            values=[(name, f"{value:.4g}", MEANINGS[name]) for name, value in known.items()],
+            tested=[f"{d.formula} ({d.unit}): {d.status}" for d in history.diagnostics if d.test],
+            rollouts=list(_rollouts(history, version)),
+        )
+        (answer,) = self.client.ask(INVENT, [question], Invention)
+        if answer is None:
+            return []
+        try:
+            expressions.compile(answer.formula, answer.unit, names)
+        except expressions.ExpressionError as error:
+            self._refuse(str(error), INVENT)
+            return []
+        if answer.formula in {d.formula for d in history.diagnostics}:
+            self._refuse(f"{answer.formula[:40]!r} was proposed before.", INVENT)
+            return []
+        return [Candidate(f"llm_{version}", answer.formula, None, answer.unit, "llm")]
+
+    def _refuse(self, why: str, role: str = PROPOSE) -> None:
         self.refused.append(why)
-        self.client.costs[f"refused/{ROLE}"] += 1
+        self.client.costs[f"refused/{role}"] += 1
 
     def _told(self, history: History, parent: Seen) -> dict:
         new: dict[str, list[str]] = {}
@@ -103,6 +144,7 @@ class Model:
             "versions": [_version(v) for v in history.versions[-LAST:]],
             "skills": [f"{s.because} Then: {s.lever} {s.move}." for s in holding(history.skills, parent.row)],
             "levers": [f"{key} = {_value(config, key)}: {', '.join(moves)}" for key, moves in new.items()],
+            "diagnostics": [_diagnostic(d) for d in history.diagnostics if d.status in LIVE],
             "rollouts": list(_rollouts(history, parent.id)),
         }
 
@@ -113,6 +155,12 @@ def _version(seen: Seen) -> str:
         f"{seen.proposal.lever} {seen.proposal.move} of {seen.proposal.parent}" if seen.proposal else "start"
     )
     return f"{seen.id}: {move}, {seen.kind}, {score}. {line(seen.decided)}".rstrip()
+
+
+def _diagnostic(d: Diagnostic) -> str:
+    worse = "higher" if d.direction == "up_is_bad" else "lower"
+    told = f"{worse} in failures" if d.unit == "trajectory" else f"{worse} where later gains are small"
+    return f"{d.formula} (of a {d.unit}): {told}"
 
 
 def _value(config: ConfigDict, key: str) -> str:
