@@ -219,6 +219,9 @@ class Campaign:
         told = {row["file"]: row["sha256"] for row in self.events() if "file" in row}  # the last event counts
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
+        for version in self.versions():
+            for name, digest in ((self.read(version, "evidence") or {}).get("files") or {}).items():
+                _same(self.folder / (name := f"versions/{version}/runs/{name}"), digest, name)
         for name, digest in json.loads((self.folder / "frozen.json").read_text()).items():
             code = name.startswith(PACKAGE.name + "/")
             _same((PACKAGE.parent if code else self.folder) / name, digest, name)

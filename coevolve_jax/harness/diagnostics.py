@@ -84,7 +84,7 @@ def evolved(
     used = {run for test in tests for run in test.runs}
     whole = merged(list(rows.values()))
     own = [c for c in invented if c.unit == "trajectory"][:COUNT]
-    tried = [*(d.formula for d in found), *(c.formula for c in own)]
+    tried = [*(d.formula for d in found if d.unit == "trajectory"), *(c.formula for c in own)]
     drawn = [*own, *invent(whole, known=registered, tried=tried, count=COUNT - len(own))]
     for number, candidate in enumerate(drawn, len(tests) + 1):
         values = expressions.compile(candidate.formula, "trajectory").values

@@ -25,6 +25,8 @@ from coevolve_jax.records.files import read_lines
 from coevolve_jax.records.rollouts import EVALUATIONS, ROLLOUTS, read_evaluation, read_rollouts, steps
 from coevolve_jax.types import Group, Task, Trajectory
 
+FILES = ("evaluations.jsonl", "metrics.jsonl", "ledger.json")  # of a run, by which it is judged
+
 
 class Selection(NamedTuple):
     """Success of one run on the selection set.

@@ -30,8 +30,8 @@ from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.records import Proposal, Rule, Verdict
 from coevolve_jax.harness.registry import Diagnostic
-from coevolve_jax.harness.store import Question, Store
-from coevolve_jax.harness.templates import Candidate
+from coevolve_jax.harness.store import Question, Store, finished
+from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
 from coevolve_jax.seeding import rng_for
 
@@ -112,19 +112,34 @@ class Evolution:
             found.append(str(error))
         for version in self.campaign.versions():
             for part in folders.PARTS:
-                there = self.campaign.read(version, part)
-                if there is None or "failed" in there:
-                    continue
-                if part == "proposal" and version != START and not self._repeatable:
-                    self._check(self.versions.proposal(version))
-                    continue
-                made = json.loads(json.dumps(getattr(self, f"_{part}")(version)))
-                if made != there:
+                try:
+                    found += self._differences(version, part)
+                except (
+                    LookupError,
+                    TypeError,
+                    AttributeError,
+                    ValueError,
+                ) as error:  # what is forged may have any form
                     path = self.campaign.path(version, part).relative_to(self.campaign.folder)
-                    found.append(
-                        f"{path} differs from what the runs give ({configs.difference(there, made, part)})."
-                    )
+                    found.append(f"{path} cannot be made again from what is there ({error!r}).")
         return found
+
+    def _differences(self, version: str, part: str) -> list[str]:
+        """Says how a part differs from what the runs and the parts before it give."""
+        there = self.campaign.read(version, part)
+        if there is None:
+            return []
+        if "failed" in there:
+            runs = self.versions.runs(version).values()
+            ended = [f"{version} is said to have failed ({part}), and its runs are finished."]
+            return ended if all(finished(run) for run in runs) else []
+        if part == "proposal" and version != START and not self._repeatable:
+            self._check(version, self.versions.proposal(version))
+            return []
+        made = json.loads(json.dumps(getattr(self, f"_{part}")(version)))
+        path = self.campaign.path(version, part).relative_to(self.campaign.folder)
+        told = configs.difference(there, made, part)
+        return [f"{path} differs from what the runs give ({told})."] if made != there else []
 
     @property
     def _repeatable(self) -> bool:
@@ -139,22 +154,18 @@ class Evolution:
         drawn = self._proposes.propose(self.versions.history(version), rng)
         if drawn is None:
             return None
-        self._check(drawn)
+        self._check(version, drawn)
         return drawn.to_json()
 
-    def _check(self, proposal: Proposal) -> None:
-        """Raises Refused unless the proposal writes keys of open levers alone, to what their moves give."""
-        known, parent = self.versions.levers, self.versions.config(proposal.parent)
-        if proposal.lever in known:
-            if levers.move(known, parent, proposal.lever, proposal.move) != dict(proposal.changes):
-                raise levers.Refused(
-                    f"{proposal.lever} {proposal.move} does not give {dict(proposal.changes)}."
-                )
-            return
-        allowed = {key for lever in known.values() for key in lever.keys}
-        if not set(proposal.changes) <= allowed:
-            raise levers.Refused(f"{sorted(set(proposal.changes) - allowed)} belong to no open lever.")
-        levers.changed(parent, proposal.changes)
+    def _check(self, version: str, proposal: Proposal) -> None:
+        """Raises Refused unless the proposal moves open levers of a version that may have children."""
+        kinds = {v: self.versions.verdict(v) for v in self.campaign.versions() if v < version}
+        good = [v for v, judged in kinds.items() if judged and judged.kind in ("start", "promoted")]
+        if proposal.parent not in good:
+            raise levers.Refused(
+                f"{levers.short(proposal.parent)} is no parent: use one of {', '.join(good)}."
+            )
+        levers.check_proposal(self.versions.levers, self.versions.config(proposal.parent), proposal)
 
     def _backtest(self, version: str) -> dict[str, Any]:
         if version == START or not getattr(self._proposer, "BACKTEST", True):
@@ -229,6 +240,11 @@ class Evolution:
             "runs": {str(seed): f"{run.parent.name}/{run.name}" for seed, run in runs.items()},
             "came": self._came(version, list(runs.values())),
             "diagnostics": self._watched(version),
+            "files": {
+                f"seed_{seed}/{name}": folders.sha256(run / name)
+                for seed, run in runs.items()
+                for name in evidence.FILES
+            },
         }
 
     def _audit(self, version: str, runs: Mapping[int, Path]) -> dict[str, Any] | None:
@@ -336,19 +352,23 @@ class Evolution:
         )
 
     def _invented(self, version: str) -> list[Candidate]:
-        """The proposer's own formulas, if it invents any. A model is not asked again for those on record."""
+        """The proposer's own formulas, checked. A model is not asked again for those on record."""
         invent = getattr(self._proposes, "invent", None)
         if invent is None:
             return []
+        history = self.versions.history(version, and_itself=True)
         if there := self.campaign.read(version, "learned"):
             own = [Diagnostic.from_json(d) for d in there["diagnostics"]]
-            return [
+            given = [
                 Candidate(d.id, d.formula, None, d.unit, d.proposer)
                 for d in own
                 if d.born == version and d.proposer == self.settings.proposer
             ]
-        rng = rng_for(self.settings.seed, "invent", int(version[1:]))
-        return invent(self.versions.history(version, and_itself=True), version, rng)
+        else:
+            rng = rng_for(self.settings.seed, "invent", int(version[1:]))
+            given = invent(history, version, rng)
+        known = [*history.diagnostics, *diagnostics.STEPS]
+        return checked(given, known, history.names(version), self._say)
 
     # ---- what is done besides writing ------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def test_a_good_answer_becomes_one_move_with_its_hypothesis(campaign):
     assert (drawn.lever, drawn.move, drawn.proposer) == ("learner.learning_rate", "x3", "llm")
     assert drawn.changes == {"learner.learning_rate": pytest.approx(3e-5)}
     assert drawn.expects.diagnostic == "kl_last" and drawn.evidence["kl_last"] is not None
-    campaign._check(drawn)
+    campaign._check("v001", drawn)
 
 
 def test_a_question_holds_the_levers_and_nothing_that_selects(campaign):
@@ -88,7 +88,7 @@ def test_a_hostile_answer_changes_nothing_and_the_scripted_proposer_goes_on(
     model, drawn = propose(campaign, *[json.dumps(bad)] * llm.ATTEMPTS)
     if diagnostic not in MEANINGS:
         assert drawn.proposer == "scripted" and model.client.costs["refused/propose"] == llm.ATTEMPTS
-    campaign._check(drawn)
+    campaign._check("v001", drawn)
     assert all("\n" not in why and len(why) < 200 for why in model.refused)
 
 

@@ -107,6 +107,8 @@ def test_half_a_line_of_the_events_is_cut_off(tmp_path):
         "versions/v001/proposal.json",
         "starts/seed_0/held_out.jsonl",
         "campaign.json",
+        "versions/v001/runs/seed_0/evaluations.jsonl",
+        "versions/v000/runs/seed_1/metrics.jsonl",
     ],
 )
 def test_a_changed_byte_stops_the_next_command_and_names_the_file(what, tmp_path):
@@ -131,30 +133,52 @@ def test_a_changed_source_file_stops_the_next_command(tmp_path, monkeypatch):
         found.campaign.check()
 
 
+def rewritten(found, version, part, **values):
+    """Writes other values into a part by hand, and the hash of it into the events, as a forger would."""
+    path = found.campaign.path(version, part)
+    path.chmod(0o644)
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    events = found.campaign.folder / "events.jsonl"
+    rows, before, lines = [json.loads(line) for line in events.read_text().splitlines()], "", []
+    for row in rows:
+        if row.get("file") == f"versions/{version}/{part}.json":
+            row["sha256"] = campaign.sha256(path)
+        row["previous"] = before
+        lines.append(json.dumps(row))
+        before = campaign._sha(lines[-1].encode())
+    events.write_text("\n".join(lines) + "\n")
+    found.campaign.check()  # only the runs tell
+
+
 def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path):
     found = evolution(tmp_path / "campaign", "slow", versions=2)
     found.run()
     assert found.replay() == []
     (last,) = [v for v in found.campaign.versions()[-1:] if found.versions.row(v)]
-    path = found.campaign.path(last, "verdict")
-    changed = json.loads(path.read_text())
-    assert changed["kind"] == "rejected"
-    path.chmod(0o644)
-    path.write_text(json.dumps({**changed, "kind": "promoted"}, indent=1, sort_keys=True) + "\n")
-    # Whoever writes a verdict may write its hash too: then only the runs tell.
-    events = found.campaign.folder / "events.jsonl"
-    lines, before = events.read_text().splitlines(), ""
-    rows = [json.loads(line) for line in lines]
-    for i, row in enumerate(rows):
-        if row.get("file") == f"versions/{last}/verdict.json":
-            row["sha256"] = campaign.sha256(path)
-        row["previous"] = before
-        lines[i] = json.dumps(row)
-        before = campaign._sha(lines[i].encode())
-    events.write_text("\n".join(lines) + "\n")
-    found.campaign.check()
+    assert found.versions.verdict(last).kind == "rejected"
+    rewritten(found, last, "verdict", kind="promoted")
     (sentence,) = [s for s in found.replay() if "verdict" in s]
     assert f"versions/{last}/verdict.json" in sentence and "'promoted' there and 'rejected' here" in sentence
+
+
+@pytest.mark.parametrize(
+    ("version", "part", "values", "says"),
+    [
+        ("v001", "evidence", {"failed": "exit status 1"}, "v001 is said to have failed"),
+        ("v001", "backtest", {"refused": "It changes nothing."}, "versions/v001/backtest.json differs"),
+        ("v001", "smoke", {"live": 0.99}, "versions/v001/smoke.json differs"),
+        ("v001", "learned", {"skills": []}, "versions/v001/learned.json differs"),
+        ("v001", "proposal", {"because": "Trust me."}, "versions/v001/proposal.json differs"),
+        ("v000", "verdict", {"success": 0.1}, "versions/v000/verdict.json differs"),
+    ],
+)
+def test_replay_finds_whatever_else_was_written_by_hand(version, part, values, says, tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    found.run()
+    rewritten(found, version, part, **values)
+    told = evolution(tmp_path / "campaign", "slow", versions=1).replay()
+    assert any(sentence.startswith(says) for sentence in told), told
 
 
 def test_a_person_decides_before_training_and_can_refuse(tmp_path):
@@ -353,7 +377,7 @@ class Sets:
 
 def setting(found, monkeypatch, key, *values):
     monkeypatch.setattr(found, "_proposes", Sets(key, *values))
-    monkeypatch.setattr(found, "_check", lambda proposal: None)
+    monkeypatch.setattr(found, "_check", lambda *proposal: None)
 
 
 @pytest.mark.slow

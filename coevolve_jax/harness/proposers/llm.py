@@ -123,9 +123,6 @@ class Model:
         except expressions.ExpressionError as error:
             self._refuse(str(error), INVENT)
             return []
-        if answer.formula in {d.formula for d in history.diagnostics}:
-            self._refuse(f"{answer.formula[:40]!r} was proposed before.", INVENT)
-            return []
         return [Candidate(f"llm_{version}", answer.formula, None, answer.unit, "llm")]
 
     def _refuse(self, why: str, role: str = PROPOSE) -> None:
