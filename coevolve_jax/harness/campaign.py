@@ -5,6 +5,7 @@
     events.jsonl       what was done, in order; each line carries the sha256 of the line before
     versions/v003/     proposal.json, backtest.json, smoke.json, evidence.json, verdict.json, learned.json
     versions/v003/runs/  links to its runs in the store
+    llm_calls.jsonl    the questions of a proposer that asks a model, and the answers
     approved/          a person's decisions (--gate)
     final/             the test, read once
 
@@ -154,6 +155,19 @@ class Campaign:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def llm_calls(self) -> list[dict[str, Any]]:
+        """The whole lines of llm_calls.jsonl."""
+        path = self.folder / "llm_calls.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def add_llm_calls(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Appends to llm_calls.jsonl, after its last whole line."""
+        before = "".join(json.dumps(row) + "\n" for row in self.llm_calls())
+        with open(self.folder / "llm_calls.jsonl", "a") as file:
+            file.truncate(len(before.encode()))
+            file.write("".join(json.dumps(dict(row)) + "\n" for row in rows))
 
     def link(self, folder: Path, seed: int, target: Path) -> Path:
         """Returns the link to a workdir in a folder of the campaign, made if it is missing."""

@@ -14,6 +14,7 @@ Each leaves a file that is written once, so a kill loses at most the one under w
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.store import Question, Store, finished
 from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.seeding import rng_for
 
 GATES = {
@@ -83,6 +85,9 @@ class Evolution:
     def run(self, gate: str = "none") -> None:
         """Goes on to the end. Raises Waiting where --gate asks a person, and Tampered for a changed file."""
         self.campaign.mend()
+        asking = getattr(self._proposes, "llm_calls", None) is not None
+        if asking and (asked := self.campaign.llm_calls()):
+            self._proposes.resume([LLMCall(**row) for row in asked])
         if not self.campaign.events():
             self._begin()
         while (todo := self.campaign.next()) is not None:
@@ -98,6 +103,8 @@ class Evolution:
                 self._say("Nothing is left to propose.")
                 self.campaign.end()
                 return
+            if asking and (new := self._proposes.llm_calls[len(self.campaign.llm_calls()) :]):
+                self.campaign.add_llm_calls(map(dataclasses.asdict, new))
             self.campaign.write(version, part, made)
             self._tell(version, part)
             if part == folders.PARTS[-1]:

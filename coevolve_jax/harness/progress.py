@@ -82,8 +82,12 @@ def sentence(t: Training | None) -> str:
         was, now = (f"{v:.4g}" if v is not None else "unknown" for v in (t.before, t.now))
         parts.append(f"{aim.diagnostic} is {now} so far, {was} in its parent, expected {aim.direction}")
     if t.hours is not None and t.all_hours is not None:
-        parts.append(f"{t.hours:.1f} hours are left of it, {t.all_hours:.1f} of the campaign at most")
+        parts.append(f"{_time(t.hours)} are left of it, {_time(t.all_hours)} of the campaign at most")
     return f"{t.version}: {'; '.join(parts)}."
+
+
+def _time(hours: float) -> str:
+    return f"{60 * hours:.0f} minutes" if hours < 1 else f"{hours:.1f} hours"
 
 
 @contextmanager

@@ -115,6 +115,13 @@ def test_a_campaign_over_http_ends_and_its_books_add_up(server, tmp_path, monkey
     first, second = (found.versions.proposal(v) for v in ("v001", "v002"))
     assert (first.proposer, first.move) == ("llm", "x3") and second.proposer == "scripted"
     costs = found._proposes.client.costs
+    # The same command, begun again, knows what was asked and paid.
+    calls = found.campaign.llm_calls()
+    told = [(row["role"], row["fault"]) for row in calls]
+    assert told[:2] == [("propose", ""), ("propose", "refusal")]
+    again = evolution(tmp_path / "campaign", "slow", versions=2, proposer="llm")
+    again.run()
+    assert again._proposes.client.costs == costs and again.campaign.llm_calls() == calls
     assert costs["llm_tokens"] == costs["llm_tokens_in/propose"] + costs["llm_tokens_out/propose"] > 0
     assert found.replay() == []
 

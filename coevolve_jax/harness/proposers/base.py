@@ -3,7 +3,8 @@
 A proposer is a module with `make(config) -> Proposer`; config.harness.proposer names it, as
 config.strategy.name names a strategy. A module may set `RULES`, the conditions of its campaigns' verdicts
 (verdict.py), `BACKTEST` to False, where versions are trained unseen, and `REPEATABLE` to False, where it may
-answer otherwise when it is asked again. A proposer may also `invent` diagnostics (`Inventor`).
+answer otherwise when it is asked again. A proposer may also `invent` diagnostics (`Inventor`), and ask a
+model (`Asking`).
 
 No proposer sees the selection set or the test: of a version's score it is told what `Seen` holds.
 """
@@ -21,6 +22,7 @@ from coevolve_jax.harness.levers import Changes, Lever, Refused, move
 from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.templates import Candidate
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.types import Group
 
 
@@ -93,6 +95,19 @@ class Proposer(Protocol):
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         """Returns the next proposal; None where nothing is left to try."""
+        ...
+
+
+class Asking(Protocol):
+    """A proposer that asks a model."""
+
+    @property
+    def llm_calls(self) -> Sequence[LLMCall]:
+        """All questions so far, those of `resume` first."""
+        ...
+
+    def resume(self, llm_calls: Sequence[LLMCall]) -> None:
+        """Takes the questions of an earlier process, which have used up some of the budget."""
         ...
 
 

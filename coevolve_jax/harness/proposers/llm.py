@@ -11,9 +11,9 @@ wrong, late or unaffordable answer is counted, and the scripted proposer goes on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -31,7 +31,8 @@ from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.skills import holding
 from coevolve_jax.harness.templates import Candidate
 from coevolve_jax.llm.answers import Client
-from coevolve_jax.llm.client import Client as Asking
+from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.client import Client as Server
 from coevolve_jax.llm.prompting import Prompts, json_line, line, step_line
 
 REPEATABLE = False  # the same question may get another answer, so --replay takes the proposal as it is
@@ -60,15 +61,28 @@ class Invention(BaseModel):
     formula: str = Field(max_length=expressions.LENGTH)
 
 
+class Resumable(Client, Protocol):
+    """A client that can be told what an earlier process has asked."""
+
+    def resume(self, llm_calls: Iterable[LLMCall]) -> None: ...
+
+
 class Model:
     """Asks a client.
 
     refused: refusals of its answers, a sentence each, newest last.
     """
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Resumable):
         self.client, self.refused = client, list[str]()
         self._scripted = Scripted()
+
+    @property
+    def llm_calls(self) -> Sequence[LLMCall]:
+        return self.client.llm_calls
+
+    def resume(self, llm_calls: Sequence[LLMCall]) -> None:
+        self.client.resume(llm_calls)
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         parent = history.best
@@ -180,7 +194,7 @@ def make(config: ConfigDict) -> Model:
             "config.harness.proposer is 'llm', and the config has no section harness_model: make one by "
             "coevolve_jax.config.harness_model()."
         )
-    client = Asking(config.harness_model, section="harness_model")
+    client = Server(config.harness_model, section="harness_model")
     client.found()
     if math.isclose(config.harness_model.budget_tokens, 0):
         raise ValueError(
