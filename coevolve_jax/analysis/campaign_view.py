@@ -22,6 +22,7 @@ DUE = {  # part -> what is due
     "verdict": "is due for its verdict",
     "learned": "has its verdict",
 }
+TRAINS = "is being trained"
 CHECKS = {  # check or forecast of a backtest -> meaning
     "order": "pairs in a group whose failure is worth as much as the success",
     "order_tiers": "pairs of failures in a group in which less progress is worth more",
@@ -58,6 +59,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
     Raises Tampered where a part of a version is no JSON, and ValueError where a run's file is damaged.
     """
     plan, due, selected = campaign.plan(), campaign.next(), campaign.selected()
+    training = progress.training(campaign)
     parts = {v: {part: campaign.read(v, part) or {} for part in PARTS} for v in campaign.versions()}
     versions, told, read = [], [], {}
     changed: dict[str, dict[str, Any]] = {}  # version -> changes, its ancestors' among them
@@ -80,7 +82,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
             {
                 "id": version,
                 "parent": parent,
-                "due": DUE[due[1]] if due and due[0] == version else None,
+                "due": (TRAINS if training else DUE[due[1]]) if due and due[0] == version else None,
                 "changes": [[k, before.get(k, _setting(plan["config"], k)), v] for k, v in changes.items()],
                 **_version(own, parts[parent]["evidence"].get("row", {}) if parent else {}),
                 "seconds": seconds(runs),
@@ -89,7 +91,6 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
         )
     last = lambda key: next((x for own in reversed(parts.values()) if (x := own["learned"].get(key))), [])
     freeze, final = _freeze(campaign), _final(campaign.folder / "final")
-    training = progress.training(campaign)
     view = {
         "kind": "campaign",
         "name": campaign.folder.absolute().name,
@@ -189,7 +190,7 @@ def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> 
         "forecast": [[k, x, came.get(k), CHECKS.get(k, "")] for k, x in tested.get("forecast", {}).items()],
         "notes": tested.get("notes", []),
         "not_covered": tested.get("not_covered", []),
-        "row": _row(before, row, aim["diagnostic"] if aim else None),
+        "row": _row(before, row, aim["diagnostic"] if aim else None) if row else [],
         "rollouts": _rollouts(first, evidence),
         "smoke": {key: first[key] for key in ("live", "parent", "failed") if key in first},
         "watched": [[id, found] for id, found in evidence.get("diagnostics", {}).items()],

@@ -1,6 +1,7 @@
 """The diagnostics of a campaign: what is registered, tested again on later versions, and may refuse.
 
-After each trained version the proposer's own formulas and the best templates are tested (registry.py). One
+After each trained version, once there is evidence enough, the proposer's own formulas and the best templates
+are tested (registry.py). One
 that kept its sign on two later versions is gating: a version that brings it to alert is not promoted. Values
 of steps are tracked. Once there are runs enough, one of them after each version is tested by what it
 foretold. It refuses no version.
@@ -28,6 +29,7 @@ from coevolve_jax.harness.registry import (
     register,
     separation_in,
     status,
+    testable,
     thresholds,
 )
 from coevolve_jax.harness.templates import Candidate, invent
@@ -85,8 +87,9 @@ def evolved(
     whole = merged(list(rows.values()))
     own = [c for c in invented if c.unit == "trajectory"][:COUNT]
     tried = [*(d.formula for d in found if d.unit == "trajectory"), *(c.formula for c in own)]
-    drawn = [*own, *invent(whole, known=registered, tried=tried, count=COUNT - len(own))]
-    for number, candidate in enumerate(drawn, len(tests) + 1):
+    if testable(whole):
+        own += invent(whole, known=registered, tried=tried, count=COUNT - len(own))
+    for number, candidate in enumerate(own, len(tests) + 1):
         values = expressions.compile(candidate.formula, "trajectory").values
         test = register(values, whole, number=number, rng=rng, registered=registered, used=used)
         kind = "refused" if test.refused else "registered"

@@ -30,7 +30,7 @@ from coevolve_jax.harness.audit import JUDGED, Audit
 from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.records import Proposal, Rule, Verdict
-from coevolve_jax.harness.registry import Diagnostic
+from coevolve_jax.harness.registry import Diagnostic, testable
 from coevolve_jax.harness.store import Question, Store, finished
 from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
@@ -348,13 +348,14 @@ class Evolution:
             return known
         trained = self.versions.trained(version)
         good = [v for v in trained if (x := self.versions.verdict(v)) and x.kind in ("start", "promoted")]
+        rows = {v: self.versions.rollouts(v) for v in trained}
         return diagnostics.evolved(
             known,
             version,
-            {v: self.versions.rollouts(v) for v in trained},
+            rows,
             good,
             rng_for(self.settings.seed, "register", int(version[1:])),
-            invented=self._invented(version),
+            invented=self._invented(version) if testable(diagnostics.merged(list(rows.values()))) else (),
             halves=lambda: {v: self.versions.halves(v) for v in trained},
         )
 

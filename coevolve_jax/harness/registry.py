@@ -244,6 +244,11 @@ def register(
     )  # fmt: skip
 
 
+def testable(found: Evidence) -> bool:
+    """Whether there is evidence enough for a test. A candidate that is tested earlier is lost."""
+    return _enough(halves(found)[1].mixed)
+
+
 def _enough(half: Evidence) -> bool:
     return half.groups >= GROUPS and len(set(half.run.tolist())) >= 2
 

@@ -164,11 +164,11 @@ def test_a_hostile_formula_is_refused_in_one_sentence(campaign, formula):
 def test_a_models_formula_is_tested_in_the_loop_and_not_asked_for_again(tmp_path, monkeypatch):
     texts = [json.dumps(FORMULA), json.dumps(GOOD), json.dumps({"unit": "step", "formula": "kl * 2.0"})]
     asked = Playing(*texts)
+    monkeypatch.setattr("coevolve_jax.testing.campaign.GROUPS", 40)  # enough for a test after the start
     monkeypatch.setattr(llm, "make", lambda config: llm.Model(asked))
     found = evolution(tmp_path / "campaign", "slow", versions=1, proposer="llm", diagnostics="evolving")
     found.run()
     known = {d.id: d for d in found.versions.diagnostics("v999")}
-    # The start has few mixed groups: a test may say so, and counts all the same.
     assert known["llm_v000"].test.number == 1 and known["llm_v000"].proposer == "llm"
     assert (known["llm_v001"].status, known["llm_v001"].unit) == ("tracked", "step")
     assert len(asked.questions) == 3 and found.replay() == [] and len(asked.questions) == 3
