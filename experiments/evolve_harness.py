@@ -75,7 +75,7 @@ def run() -> int:
     from coevolve_jax import config as configs
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
-    from coevolve_jax.harness import campaign, final, launch, loop
+    from coevolve_jax.harness import campaign, final, launch, loop, start, summary
     from coevolve_jax.harness.store import Store
 
     config = _CONFIG.value
@@ -89,7 +89,7 @@ def run() -> int:
         "audit": _AUDIT.value,
     }
     changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
-    config = loop.settled(configs.override(config, changes))
+    config = start.settled(configs.override(config, changes))
     folder = Path(_WORKDIR.value)
     told = {
         "command": shlex.join(["python", "experiments/evolve_harness.py", *sys.argv[1:]]),
@@ -102,10 +102,9 @@ def run() -> int:
     )
     store_folder = Path(_STORE.value or folder / "store")
     with found.claimed():
-        compiled = store_folder / "compiled"
-        made, asked = launch.launcher(compiled), launch.evaluator(compiled)
-        start = loop.without_harness(config)
-        store = Store(store_folder, start, made, asked, launch.auditor(start), _JOBS.value)
+        first = start.without_harness(config)
+        programs = launch.programs(first, store_folder / "compiled")
+        store = Store(store_folder, first, programs, _JOBS.value)
         page = lambda: report.write_report(folder)
         say = lambda text: print(text, flush=True)
         evolution = loop.Evolution(found, config, store, say, page)
@@ -119,7 +118,7 @@ def run() -> int:
             evolution.run(_GATE.value)
         finally:
             page()  # also where a person is waited for, or a file was changed
-        print(loop.summary(evolution))
+        print(summary.table(evolution))
         if _FINAL.value:
             fresh = plan.parse_seeds(_FINAL_SEEDS.value)
             final.open_test(evolution, fresh, told, _REOPEN.value)

@@ -46,6 +46,7 @@ def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import cells, plan
     from coevolve_jax.harness import bench, campaign, launch, loop
+    from coevolve_jax.harness.start import settled, without_harness
     from coevolve_jax.harness.store import Store
 
     folder, fresh = Path(_WORKDIR.value), plan.parse_seeds(_FRESH.value)
@@ -59,19 +60,18 @@ def run() -> None:
         "date": f"{datetime.date.today()}",
     }
     compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
-    made, asked = launch.launcher(compiled), launch.evaluator(compiled)
     load = lambda fault: configs.load_file(_CONFIG.value, f"fault={fault}")
-    store_of = lambda start: Store(folder / "store", start, made, asked, launch.auditor(start), _JOBS.value)
+    store_of = lambda start: Store(folder / "store", start, launch.programs(start, compiled), _JOBS.value)
     read = lambda name, config, start: bench.success(store_of(start), folder, name, config, fresh)
-    healthy = loop.without_harness(loop.settled(load("none")))
+    healthy = without_harness(settled(load("none")))
     rows = []
     for fault in _FAULTS.value:
         for seed in plan.parse_seeds(_SEEDS.value):
             for arm in _ARMS.value:
                 own = {"seed": seed, "seeds": (seed,), "versions": _VERSIONS.value, **bench.ARMS[arm]}
                 values = {f"harness.{key}": value for key, value in own.items()}
-                config = loop.settled(configs.override(load(fault), values))
-                start, name = loop.without_harness(config), f"{fault}_{arm}_{seed}"
+                config = settled(configs.override(load(fault), values))
+                start, name = without_harness(config), f"{fault}_{arm}_{seed}"
                 plain = json.loads(configs.to_json(config))
                 begun = campaign.begin(
                     folder / "campaigns" / name, {"config": plain, "jobs": _JOBS.value, "told": told}
@@ -80,11 +80,12 @@ def run() -> None:
                     say(f"{fault}, {arm}, seed {seed}:")
                     evolution = loop.Evolution(begun, config, store_of(start), say)
                     evolution.run()
-                verdicts = {v: evolution.verdict(v) for v in begun.versions()[1:]}
-                proposals = {v: evolution.proposal(v) for v in verdicts}
-                trained = [v for v in verdicts if evolution.row(v)]
+                known = evolution.versions
+                verdicts = {v: known.verdict(v) for v in begun.versions()[1:]}
+                proposals = {v: known.proposal(v) for v in verdicts}
+                trained = [v for v in verdicts if known.row(v)]
                 reached = {
-                    number: read(f"{name}_{v}", evolution.config(v), start)
+                    number: read(f"{name}_{v}", known.config(v), start)
                     for number, v in enumerate(trained, 1)
                     if verdicts[v].kind == "promoted"
                 }

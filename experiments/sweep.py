@@ -1,13 +1,19 @@
-"""Prints the commands that run a comparison on several machines. It runs nothing.
+"""Prints the commands that run a comparison, or campaigns, on several machines. It runs nothing.
 
     python experiments/sweep.py --on=slurm --machines=8 -- --config=configs/bfcl_headroom.py \\
         --arms=static,random,coevolve --seeds=0:8 --workdir=/shared/runs/headroom
     python experiments/sweep.py --on=shell --machines=2 -- ...
     python experiments/sweep.py --on=tpu --machines=4 --names=coevolve-{} --zone=ZONE -- ...
+    python experiments/sweep.py --of=campaigns --machines=2 -- --config=configs/bfcl_harness.py \\
+        --workdir=/shared/runs/harness
 
 The flags after -- are those of experiments/compare.py. Each machine takes whole seeds (--shard=I/N), since
 the arms of a seed share their initial state. All machines must share the folder --workdir. The last command
 printed writes the tables.
+
+With --of=campaigns they are those of experiments/evolve_harness.py. Machine I runs the campaign of
+config.harness.seed I in WORKDIR/campaign_I. All share the runs in WORKDIR/store: what one of them makes, the
+others wait for and take.
 
 Slurm signals a job five minutes before its time limit. Its runs then save, and it exits with status 75.
 Submit it again to resume. This was not tested on Slurm.
@@ -16,12 +22,17 @@ Submit it again to resume. This was not tested on Slurm.
 import argparse
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 
 from absl import app, flags
 
 _ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where to run the commands.")
+_OF = flags.DEFINE_enum("of", "comparison", ("comparison", "campaigns"), "What is run.")
 _MACHINES = flags.DEFINE_integer(
-    "machines", 1, "Machines, or jobs of a Slurm array; each takes some of the seeds.", lower_bound=1
+    "machines",
+    1,
+    "Machines, or jobs of a Slurm array; each takes some of the seeds, or a campaign.",
+    lower_bound=1,
 )
 _HOURS = flags.DEFINE_integer("hours", 24, "Time limit of a Slurm job.", lower_bound=1)
 _NAMES = flags.DEFINE_string("names", "coevolve-{}", "Names of the TPU VMs; {} is the number, from 0.")
@@ -33,7 +44,7 @@ _FOLDER = flags.DEFINE_string(
 SLURM = """\
 sbatch <<'END'
 #!/bin/bash
-#SBATCH --job-name=compare
+#SBATCH --job-name=sweep
 #SBATCH --array=0-{last}
 #SBATCH --gpus-per-task=1
 #SBATCH --time={hours}:00:00
@@ -44,47 +55,79 @@ END"""
 
 
 def main(argv) -> None:
-    from coevolve_jax.comparison import plan
-
-    own = argv[1:]
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    for name in ("config", "arms", "workdir", "seeds", "shard"):
-        parser.add_argument(f"--{name}", f"-{name}")
+    count = _MACHINES.value
     try:
-        found = vars(parser.parse_known_args(own)[0])
-        given = {key: value for key, value in found.items() if value is not None}
-        missing = {"config", "arms", "workdir"} - set(given)
-        if missing:
-            raise ValueError(
-                f"After -- the flags of experiments/compare.py lack --{', --'.join(sorted(missing))}."
-            )
-        if "shard" in given:
-            raise ValueError(
-                f"--shard={given['shard']} is what sweep.py gives each machine: leave it out after --."
-            )
-        seeds, count = plan.parse_seeds(given.get("seeds", "0:3")), _MACHINES.value
+        part, after = (comparison if _OF.value == "comparison" else campaigns)(argv[1:], count)
         if _ON.value == "tpu" and len({name_of(i) for i in range(count)}) < count:
             raise ValueError(
                 f"--names={_NAMES.value} names one VM for --machines={count}: put {{}} where the number goes."
             )
-        if count > len(seeds):
-            raise ValueError(
-                f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
-            )
     except (argparse.ArgumentError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    whole = ["python", "experiments/compare.py", *own]
-    part = lambda i: shlex.join([*whole, f"--shard={i}/{count}"])
     if _ON.value == "slurm":
-        command = f'{shlex.join(whole)} --shard="$SLURM_ARRAY_TASK_ID/{count}"'
+        command = part('"$SLURM_ARRAY_TASK_ID"')
         print(SLURM.format(last=count - 1, hours=_HOURS.value, command=command))
     for i in range(0 if _ON.value == "slurm" else count):
         if _ON.value == "tpu":
-            there = shlex.quote(f"cd {_FOLDER.value} && {part(i)}")
+            there = shlex.quote(f"cd {_FOLDER.value} && {part(str(i))}")
             print(f"gcloud compute tpus tpu-vm ssh {name_of(i)} --zone={_ZONE.value} --command={there} &")
         else:
-            print(part(i))
-    print(f"# when all have ended:\n{shlex.join([*whole, '--only_read'])}")
+            print(part(str(i)))
+    print(after)
+
+
+def comparison(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
+    """Returns index -> the command of a machine, in a shell's words, and what comes after them all."""
+    from coevolve_jax.comparison import plan
+
+    given, _ = parsed(own, "compare.py", "config", "arms", "workdir", optional=("seeds", "shard"))
+    if "shard" in given:
+        raise ValueError(
+            f"--shard={given['shard']} is what sweep.py gives each machine: leave it out after --."
+        )
+    seeds = plan.parse_seeds(given.get("seeds", "0:3"))
+    if count > len(seeds):
+        raise ValueError(
+            f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
+        )
+    whole = shlex.join(["python", "experiments/compare.py", *own])
+    return (
+        lambda index: f"{whole} --shard={index}/{count}",
+        f"# when all have ended:\n{whole} --only_read",
+    )
+
+
+def campaigns(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
+    """Returns the same for campaigns."""
+    given, rest = parsed(
+        own, "evolve_harness.py", "config", "workdir", optional=("store", "config.harness.seed")
+    )
+    if seed := given.get("config.harness.seed"):
+        raise ValueError(
+            f"--config.harness.seed={seed} is what sweep.py gives each machine: leave it out after --."
+        )
+    workdir = given["workdir"].rstrip("/")
+    whole = ["python", "experiments/evolve_harness.py", f"--config={given['config']}", *rest]
+    whole += [f"--store={given.get('store', workdir + '/store')}"]
+    into = shlex.quote(f"--workdir={workdir}/campaign_")
+    return (
+        lambda index: f"{shlex.join(whole)} {into}{index} --config.harness.seed={index}",
+        f"# each campaign has a page of its own: {shlex.quote(workdir)}/campaign_*/report.html",
+    )
+
+
+def parsed(
+    own: list[str], program: str, *needed: str, optional: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the values of some flags of a program, and its other words."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    for name in (*needed, *optional):
+        parser.add_argument(f"--{name}", f"-{name}")
+    found, rest = parser.parse_known_args(own)
+    given = {key: value for key, value in vars(found).items() if value is not None}
+    if missing := [name for name in needed if name not in given]:
+        raise ValueError(f"After -- the flags of experiments/{program} lack --{', --'.join(missing)}.")
+    return given, rest
 
 
 def name_of(index: int) -> str:

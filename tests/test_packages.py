@@ -88,6 +88,7 @@ MAY_IMPORT = {
         "envs.family",
         "diagnosis.trends",
         "harness.campaign",
+        "harness.progress",
         "harness.records",
     ),
     "toolcheck": (

@@ -11,13 +11,6 @@ from coevolve_jax.records import rollouts
 from coevolve_jax.types import Group, Trajectory
 
 
-def workdirs(folder: Path, evidence: Mapping) -> dict[str, Path]:
-    """Workdirs by seed. The campaign's links to its starts say where the store is."""
-    starts = [link.resolve() for link in (folder / "starts").glob("seed_*") if link.exists()]
-    store = starts[0].parents[2] if starts else folder / "store"
-    return {seed: store / name for seed, name in (evidence.get("runs") or {}).items()}
-
-
 def seconds(runs: Mapping[str, Path]) -> dict[str, float]:
     """Seconds by seed, of the runs whose summary has them."""
     paths = {seed: run / "summary.json" for seed, run in runs.items()}

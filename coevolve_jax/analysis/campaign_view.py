@@ -8,18 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coevolve_jax.analysis.campaign_runs import evaluated, rejected, seconds, transcripts, workdirs
+from coevolve_jax.analysis.campaign_runs import evaluated, rejected, seconds, transcripts
 from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness import progress
 from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered
 from coevolve_jax.harness.records import Expectation, Skill, Verdict
 
 DUE = {  # part -> what is due
     "proposal": "is being proposed",
     "backtest": "is tried on its parent's rollouts",
+    "smoke": "is due for its first steps",
     "evidence": "is due for training",
     "verdict": "is due for its verdict",
     "learned": "has its verdict",
 }
+TRAINS = "is being trained"
 CHECKS = {  # check or forecast of a backtest -> meaning
     "order": "pairs in a group whose failure is worth as much as the success",
     "order_tiers": "pairs of failures in a group in which less progress is worth more",
@@ -34,6 +37,8 @@ CHECKS = {  # check or forecast of a backtest -> meaning
     "group_size": "expected rollouts in mixed groups, over the parent's",
     "draws": "groups with a spread in replayed draws, over the parent's",
     "drift": "forecast divergence from the start, in nats",
+    "finite": "whether the gradient is finite",
+    "cos": "cosine of the parent's and the child's gradient",
     "kl_share": "share of the KL term in the gradient",
     "margin": "cosine of the update with raising successes over failures",
     "live": "share of groups that are learned from",
@@ -54,6 +59,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
     Raises Tampered where a part of a version is no JSON, and ValueError where a run's file is damaged.
     """
     plan, due, selected = campaign.plan(), campaign.next(), campaign.selected()
+    training = progress.training(campaign)
     parts = {v: {part: campaign.read(v, part) or {} for part in PARTS} for v in campaign.versions()}
     versions, told, read = [], [], {}
     changed: dict[str, dict[str, Any]] = {}  # version -> changes, its ancestors' among them
@@ -62,7 +68,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
         parent = parent if parent in changed else None  # an earlier version
         changes, before = own["proposal"].get("changes") or {}, changed.get(str(parent), {})
         changed[version] = {**before, **changes}
-        runs = workdirs(campaign.folder, own["evidence"])
+        runs = {str(seed): run for seed, run in campaign.runs(version).items() if own["evidence"].get("row")}
         read[version] = evaluated(next(iter(runs.values()), None))
         texts = {
             "transcripts": transcripts(read[version], read.get(parent, {})),
@@ -76,7 +82,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
             {
                 "id": version,
                 "parent": parent,
-                "due": DUE[due[1]] if due and due[0] == version else None,
+                "due": (TRAINS if training else DUE[due[1]]) if due and due[0] == version else None,
                 "changes": [[k, before.get(k, _setting(plan["config"], k)), v] for k, v in changes.items()],
                 **_version(own, parts[parent]["evidence"].get("row", {}) if parent else {}),
                 "seconds": seconds(runs),
@@ -88,7 +94,8 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
     view = {
         "kind": "campaign",
         "name": campaign.folder.absolute().name,
-        "headline": headline(plan, versions, due, selected, freeze, final),
+        "headline": headline(plan, versions, due, selected, freeze, final, training),
+        "training": training and _training(training),
         "selected": selected,
         "path": _path(versions, selected),
         "versions": versions,
@@ -102,6 +109,12 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
     return view, told
 
 
+def _training(t: progress.Training) -> dict:
+    """The runs under way, by seed, and what is said of them."""
+    done = {str(seed): steps for seed, steps in t.done.items()}
+    return {"version": t.version, "done": done, "steps": t.steps, "text": progress.sentence(t)}
+
+
 def headline(
     plan: Mapping[str, Any],
     versions: Sequence[Mapping],
@@ -109,6 +122,7 @@ def headline(
     selected: str,
     freeze: Mapping[str, str],
     final: Mapping[str, Any] | None,
+    training: progress.Training | None = None,
 ) -> dict:
     """Returns a sentence, facts, and cards (title, value, note)."""
     settings, told = plan["config"]["harness"], plan.get("told") or {}
@@ -123,7 +137,9 @@ def headline(
         lead += f"{selected} is selected, with {scores[selected]} success on the selection set "
         lead += f"({scores[START]} at the start)."
     lead += " That score was selected, so it is too high and is not the claim."
-    if due:
+    if training:
+        lead = f"The campaign is not finished. {progress.sentence(training)} Before, {lead}"
+    elif due:
         lead = f"The campaign is not finished: {due[0]} {DUE[due[1]]}. So far, {lead}"
     facts = [
         f"proposer {settings['proposer']}",
@@ -158,7 +174,7 @@ def _claim(final: Mapping[str, Any] | None) -> tuple[str, str]:
 
 def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> dict:
     """A version's proposal, backtest, row, rollouts and verdict. before: its parent's row."""
-    proposal, tested, evidence = (own[part] for part in ("proposal", "backtest", "evidence"))
+    proposal, tested, first, evidence = (own[p] for p in ("proposal", "backtest", "smoke", "evidence"))
     row, aim, came = evidence.get("row", {}), proposal.get("expects"), evidence.get("came", {})
     judged = Verdict.from_json(own["verdict"]) if own["verdict"] else None
     decided = judged and judged.decided
@@ -174,11 +190,10 @@ def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> 
         "forecast": [[k, x, came.get(k), CHECKS.get(k, "")] for k, x in tested.get("forecast", {}).items()],
         "notes": tested.get("notes", []),
         "not_covered": tested.get("not_covered", []),
-        "row": _row(before, row, aim["diagnostic"] if aim else None),
-        "rollouts": {
-            seed: sum(n for key, n in costs.items() if key.startswith("rollouts/"))
-            for seed, costs in evidence.get("costs", {}).items()
-        },
+        "row": _row(before, row, aim["diagnostic"] if aim else None) if row else [],
+        "rollouts": _rollouts(first, evidence),
+        "smoke": {key: first[key] for key in ("live", "parent", "failed") if key in first},
+        "watched": [[id, found] for id, found in evidence.get("diagnostics", {}).items()],
         "kind": judged.kind if judged else "under way",
         "rules": own["verdict"].get("rules", []),
         "decided": decided and decided.name,
@@ -186,6 +201,16 @@ def _version(own: Mapping[str, Mapping], before: Mapping[str, float | None]) -> 
         "refused_higher": bool(judged and judged.higher_and_refused),
         **{key: getattr(judged, key, None) for key in ("success", "difference", "se", "by_seed")},
     }
+
+
+def _rollouts(first: Mapping[str, Any], evidence: Mapping[str, Any]) -> dict[str, int]:
+    """Training rollouts by seed: the ledgers of finished runs, else what was counted when a run ended early.
+
+    A version that is trained in full goes on from its first steps, so these stand in the ledger.
+    """
+    of = lambda costs: sum(n for key, n in costs.items() if key.startswith("rollouts/"))
+    finished = {seed: of(costs) for seed, costs in evidence.get("costs", {}).items()}
+    return finished or evidence.get("rollouts") or first.get("rollouts") or {}
 
 
 def _row(

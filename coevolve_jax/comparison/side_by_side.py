@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
 from coevolve_jax import preemption
+
+PAUSE = 1.0  # seconds between two looks at a process elsewhere
 
 
 class Work(NamedTuple):
@@ -23,6 +26,8 @@ class Work(NamedTuple):
     done: exit status -> whether the work is done.
     prepare: called in a thread before the process starts. A ValueError is a failure.
     then: works that begin when this one is done.
+    elsewhere: whether another process is at it, which was left behind or belongs to another program. It is
+      waited for, and `done(0)` asked then.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Work(NamedTuple):
     done: Callable[[int], bool] = lambda status: status == 0
     prepare: Callable[[], object] = lambda: None
     then: Sequence[Work] = ()
+    elsewhere: Callable[[], bool] | None = None
 
 
 class Failure(NamedTuple):
@@ -107,11 +113,31 @@ def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
 
 
 def _run(work: Work, environment: Mapping[str, str], running: set[subprocess.Popen]) -> Failure | None:
-    """Runs a work to its end. Tries once more if its process alone was killed or asked to end."""
-    try:
-        work.prepare()
-    except ValueError as error:
-        return Failure(work.name, str(error), work.log)
+    """Runs a work to its end, or waits for a process that does."""
+    status = -1
+    while not preemption.asked():
+        if work.elsewhere and work.elsewhere():
+            while work.elsewhere() and not preemption.asked():
+                time.sleep(PAUSE)
+            if work.done(0):
+                return None
+        try:
+            work.prepare()
+        except ValueError as error:
+            return Failure(work.name, str(error), work.log)
+        status = _process(work, environment, running)
+        if work.done(status) or (work.elsewhere and work.done(0)):  # another one may have been faster
+            return None
+        if not (work.elsewhere and work.elsewhere()):
+            break
+    lines = work.log.read_text(errors="replace").splitlines() if work.log.exists() else []
+    lines = [line for line in lines if line.strip()]
+    why = lines[-1] if lines else "its log is empty"
+    return Failure(work.name, f"exit status {status}: {why}", work.log)
+
+
+def _process(work: Work, environment: Mapping[str, str], running: set[subprocess.Popen]) -> int:
+    """The exit status of a work's process. One that alone was killed or asked to end is tried once more."""
     status = -1
     for _ in range(2):
         with open(work.log, "ab") as output:
@@ -123,8 +149,4 @@ def _run(work: Work, environment: Mapping[str, str], running: set[subprocess.Pop
             running.remove(process)
         if preemption.asked() or (status >= 0 and status != preemption.STATUS):
             break
-    if work.done(status):
-        return None
-    lines = [line for line in work.log.read_text(errors="replace").splitlines() if line.strip()]
-    why = lines[-1] if lines else "its log is empty"
-    return Failure(work.name, f"exit status {status}: {why}", work.log)
+    return status

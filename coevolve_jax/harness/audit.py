@@ -74,11 +74,19 @@ class Audit:
         return float(found.pvalue)
 
     @property
+    def share(self) -> float:
+        """The child's refused over judged."""
+        return _share(self.child)
+
+    @property
+    def bound(self) -> float:
+        """The share from which on the child is refused, if the test agrees."""
+        return _share(self.parent) + POINTS
+
+    @property
     def ok(self) -> bool:
         """Whether the version passes."""
-        (a, n), (b, m) = self.child, self.parent
-        more = (a / n if n else 0.0) - (b / m if m else 0.0)
-        return not (self.p < LEVEL and more >= POINTS)
+        return not (self.p < LEVEL and self.share >= self.bound)
 
     @property
     def sentence(self) -> str:
@@ -94,3 +102,8 @@ class Audit:
     @classmethod
     def from_json(cls, data: Mapping) -> Audit:
         return cls(tuple(data["child"]), tuple(data["parent"]))
+
+
+def _share(counts: tuple[int, int]) -> float:
+    refused, judged = counts
+    return refused / judged if judged else 0.0

@@ -17,7 +17,8 @@ what is checked is what will run. A check refuses beyond its bound, and never fo
     draws         groups with spread in replayed draws, over the parent's                      < 0.8
     drift         divergence at the parent's end * (ratio of learning rates)^2 * of epochs     a bound given
 
-A hypothesis that aims at fewer live groups moves their 0.8 to 0.3. gradient.py adds checks of gradients.
+A hypothesis that aims at fewer live groups moves their 0.8 to 0.3. Where the change is one of credit or loss
+and none of these refuses, gradient.py compares the gradients at the parent's end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ from coevolve_jax.harness.draws import Run
 from coevolve_jax.harness.store import difference
 from coevolve_jax.records.rollouts import mean_advantages
 from coevolve_jax.strategies.groups import spans
-from coevolve_jax.types import Trajectory
+from coevolve_jax.types import TrainingSample, Trajectory
 
 FIRST = 3  # steps that forecasts are about
 MISSED = 0.3  # relative error from which on a forecast has missed
@@ -77,6 +78,7 @@ SAYS = {
     "group_size": "{value:.2f} times as many rollouts would be in mixed groups, below {bound:g}.",
     "draws": "{value:.2f} times as many groups would have a spread, below {bound:g}.",
     "drift": "The divergence from the start is forecast to be {value:.3g} nats, above {bound:.3g}.",
+    "finite": "The gradient under it is not finite.",
     "kl_share": "The KL term has {value:.0%} of the gradient, above {bound:.0%}.",
     "margin": "The update does not raise successes over failures: its cosine with that is {value:.3f}.",
 }  # fmt: skip
@@ -89,7 +91,7 @@ class Backtest:
     Attributes:
       parent: the version's name. digest: of the child's config.
       checks: name -> check. forecast: name -> value in the first steps (`forecast`).
-      refused: a sentence, of the first check that refuses; None if none does.
+      refused: a sentence, of the first check that refuses; None if none does. by: its name, or "".
       notes: sentences on what is only shown.
       not_covered: changed keys whose effect no check sees, at least in part.
     """
@@ -99,6 +101,7 @@ class Backtest:
     checks: Mapping[str, Check]
     forecast: Mapping[str, float]
     refused: str | None
+    by: str = ""
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
 
@@ -120,7 +123,7 @@ def backtest(
     aims_at_live: bool = False,
     kl_end: float | None = None,
     kl_most: float | None = None,
-    gradient: Mapping[str, Check] | None = None,
+    gradient: Callable[[], Mapping[str, Check]] | None = None,
     unreliable: Collection[str] = (),
 ) -> Backtest:
     """Tries the child's config on the parent's rollouts.
@@ -130,7 +133,8 @@ def backtest(
       version: the parent's name.
       aims_at_live: the hypothesis is about the groups that are learned from.
       kl_end: divergence from the start at the parent's end, in nats. kl_most: the bound on the child's.
-      gradient: checks of harness/gradient.py.
+      gradient: gives the checks of harness/gradient.py. It takes a process with a compiler, so it is called
+        only where they can refuse.
       unreliable: names of checks that no longer refuse, since their forecasts missed (`missed`).
 
     Raises ValueError if the runs hold no valid rollout.
@@ -170,15 +174,18 @@ def backtest(
         rates = _ratio(child.learner.learning_rate, parent.learner.learning_rate)
         kl = kl_end * rates**2 * child.learner.epochs / parent.learner.epochs
         checks["drift"] = Check(kl, kl_most, kl_most is None or kl <= kl_most)
-    checks |= gradient or {}
-    failed = [n for n, check in checks.items() if not check.ok and n in SAYS and n not in unreliable]
-    covered = (*CREDIT, *SIZES, *DRAWS, *(GRADIENT if gradient else ()))
+    refusing = lambda: [n for n, c in checks.items() if not c.ok and n in SAYS and n not in unreliable]
+    compared = gradient() if gradient and touches((*CREDIT, *GRADIENT)) and not refusing() else {}
+    checks |= compared
+    failed = refusing()
+    covered = (*CREDIT, *SIZES, *DRAWS, *(GRADIENT if compared else ()))
     return Backtest(
         version,
         configs.digest(child),
         checks,
         told,
         SAYS[failed[0]].format_map(checks[failed[0]]._asdict()) if failed else None,
+        failed[0] if failed else "",
         tuple(notes),
         tuple(key for key in changed if not key.startswith(covered)),
     )
@@ -254,13 +261,18 @@ def credit(config: ConfigDict, runs: Sequence[Run]) -> Credit:
 
 def credit_by_step(config: ConfigDict, run: Run) -> list[Credit]:
     """The advantages of each step of one run."""
-    strategy = names.module("strategies", config.strategy.name, "strategy.name", ["make"]).make(config)
     rewards, found = rewards_of(config), []
-    for groups in run:
-        learned = mean_advantages(strategy.compute_advantages(groups))
+    for groups, samples in zip(run, samples_by_step(config, run)):
+        learned = mean_advantages(samples)
         paid = [pair for group in groups for pair in zip(group.valid, rewards(group), strict=True)]
         found.append(_credit([(learned.get(id(t), 0.0), reward, id(t) in learned) for t, reward in paid]))
     return found
+
+
+def samples_by_step(config: ConfigDict, run: Run) -> Iterator[Sequence[TrainingSample]]:
+    """Yields the samples that the config's strategy gives the learner at each step of one run."""
+    strategy = names.module("strategies", config.strategy.name, "strategy.name", ["make"]).make(config)
+    return (strategy.compute_advantages(groups) for groups in run)
 
 
 def _credit(rows: Sequence[tuple[float, float, bool]]) -> Credit:

@@ -3,7 +3,9 @@
     campaign.json      the config, the levers, seeds, command, machine, date
     frozen.json        sha256 of the source files, of campaign.json, of the held-out tasks and weights
     events.jsonl       what was done, in order; each line carries the sha256 of the line before
-    versions/v003/     proposal.json, backtest.json, evidence.json, verdict.json, learned.json
+    versions/v003/     proposal.json, backtest.json, smoke.json, evidence.json, verdict.json, learned.json
+    versions/v003/runs/  links to its runs in the store
+    llm_calls.jsonl    the questions of a proposer that asks a model, and the answers
     approved/          a person's decisions (--gate)
     final/             the test, read once
 
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[1]
-PARTS = ("proposal", "backtest", "evidence", "verdict", "learned")
+PARTS = ("proposal", "backtest", "smoke", "evidence", "verdict", "learned")
 START = "v000"
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
@@ -72,11 +74,25 @@ class Campaign:
                 return there[-1], part
         if self._lines()[-1:] and json.loads(self._lines()[-1]).get("event") == "ended":
             return None
-        kinds = [self.read(version, "verdict")["kind"] for version in there]
-        refused = kinds.count("refused")
-        if len(kinds) - 1 - refused >= wanted or refused >= MOST_REFUSED * wanted:
+        kinds = self._kinds()
+        if self.left() <= 0 or kinds.count("refused") >= MOST_REFUSED * wanted:
             return None
         return f"v{len(there):03d}", "proposal"
+
+    def left(self) -> int:
+        """Versions that may still be trained, besides those that have a verdict."""
+        kinds = self._kinds()
+        tried = len(kinds) - kinds.count("start") - kinds.count("refused")
+        return self.plan()["config"]["harness"]["versions"] - tried
+
+    def _kinds(self) -> list[str]:
+        judged = (self.read(version, "verdict") for version in self.versions())
+        return [found["kind"] for found in judged if found]
+
+    def runs(self, version: str) -> dict[int, Path]:
+        """seed -> workdir, of the runs that were begun."""
+        links = (self.folder / "versions" / version / "runs").glob("seed_*")
+        return {int(link.name.removeprefix("seed_")): link.resolve() for link in sorted(links)}
 
     def selected(self) -> str:
         """The version that the campaign ends with: the promoted one that no promoted one follows, or v000.
@@ -140,6 +156,27 @@ class Campaign:
             file.flush()
             os.fsync(file.fileno())
 
+    def llm_calls(self) -> list[dict[str, Any]]:
+        """The whole lines of llm_calls.jsonl."""
+        path = self.folder / "llm_calls.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def add_llm_calls(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Appends to llm_calls.jsonl, after its last whole line."""
+        before = "".join(json.dumps(row) + "\n" for row in self.llm_calls())
+        with open(self.folder / "llm_calls.jsonl", "a") as file:
+            file.truncate(len(before.encode()))
+            file.write("".join(json.dumps(dict(row)) + "\n" for row in rows))
+
+    def link(self, folder: Path, seed: int, target: Path) -> Path:
+        """Returns the link to a workdir in a folder of the campaign, made if it is missing."""
+        link = self.folder / folder / f"seed_{seed}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(target.absolute())
+        return link
+
     def decide(self, version: str, part: str, decision: Mapping[str, Any]) -> None:
         """Writes a person's decision, once."""
         path = self.folder / "approved" / f"{version}_{part}.json"
@@ -196,6 +233,9 @@ class Campaign:
         told = {row["file"]: row["sha256"] for row in self.events() if "file" in row}  # the last event counts
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
+        for version in self.versions():
+            for name, digest in ((self.read(version, "evidence") or {}).get("files") or {}).items():
+                _same(self.folder / (name := f"versions/{version}/runs/{name}"), digest, name)
         for name, digest in json.loads((self.folder / "frozen.json").read_text()).items():
             code = name.startswith(PACKAGE.name + "/")
             _same((PACKAGE.parent if code else self.folder) / name, digest, name)

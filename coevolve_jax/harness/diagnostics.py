@@ -1,33 +1,60 @@
 """The diagnostics of a campaign: what is registered, tested again on later versions, and may refuse.
 
-After each trained version the scripted inventor proposes formulas, and registry.py tests them. A diagnostic
-that kept its sign on two later versions is gating: a version that brings it to alert is not promoted.
+After each trained version, once there is evidence enough, the proposer's own formulas and the best templates
+are tested (registry.py). One
+that kept its sign on two later versions is gating: a version that brings it to alert is not promoted. Values
+of steps are tracked. Once there are runs enough, one of them after each version is tested by what it
+foretold. It refuses no version.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from coevolve_jax.diagnosis import expressions
+from coevolve_jax.diagnosis.builtin import BUILTIN
+from coevolve_jax.harness.evidence import Half
 from coevolve_jax.harness.registry import (
+    RUNS,
+    VERSIONS,
     Diagnostic,
     Evidence,
+    Foretold,
+    Registration,
+    foretells,
     register,
     separation_in,
     status,
+    testable,
     thresholds,
 )
-from coevolve_jax.harness.templates import invent
+from coevolve_jax.harness.templates import Candidate, invent
 
 LIVE = ("registered", "gating")
+COUNT = 2  # formulas about trajectories that are tested after a version
+LEARNED = ("kl", "entropy", "clip_fraction", "grad_norm")  # fields of a step that only the learner knows
+# Tested in this order, which no result decides.
+STEPS = tuple(
+    Diagnostic(name, "step", formula, direction, "tracked")
+    for name, formula, direction in (
+        *((name, name, "either") for name in LEARNED),
+        *((b.id, b.formula, b.direction) for b in BUILTIN if "step" in b.units),
+    )
+)
 
 
 def values_of(found: Diagnostic) -> expressions.Expression:
     """The compiled formula. It was checked against known names when it was proposed."""
     return expressions.compile(found.formula, found.unit)
+
+
+def live(known: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """The registered ones about trajectories."""
+    return [d for d in known if d.status in LIVE and d.unit == "trajectory"]
 
 
 def evolved(
@@ -36,22 +63,35 @@ def evolved(
     rows: Mapping[str, Evidence],
     promoted: Collection[str],
     rng: np.random.Generator,
+    *,
+    invented: Sequence[Candidate] = (),
+    halves: Callable[[], Mapping[str, Sequence[Half]]] = dict,
 ) -> list[Diagnostic]:
     """The diagnostics after a version was judged.
 
     Args:
       rows: version -> the rollouts of its runs, of all trained versions up to this one, in their order.
       promoted: the start and the promoted versions, whose values make the thresholds.
+      invented: formulas of the proposer, checked. They go before the templates.
+      halves: gives version -> its runs' first halves and gains, of the same versions.
     """
-    found = [_tested_again(d, rows, promoted) for d in known]
-    live = {d.id: values_of(d).values for d in found if d.status in LIVE}
-    tests = [d.test for d in found if d.test]
+    found = [_tested_again(d, rows, promoted) for d in known or STEPS]
+    found += [
+        Diagnostic(c.id, c.unit, c.formula, "either", "tracked", version, c.proposer)
+        for c in invented
+        if c.unit == "step"
+    ]
+    registered = {d.id: values_of(d).values for d in live(found)}
+    tests = [d.test for d in found if isinstance(d.test, Registration)]
     used = {run for test in tests for run in test.runs}
     whole = merged(list(rows.values()))
-    drawn = invent(whole, known=live, tried=[d.formula for d in found])
-    for number, candidate in enumerate(drawn, len(tests) + 1):
+    own = [c for c in invented if c.unit == "trajectory"][:COUNT]
+    tried = [*(d.formula for d in found if d.unit == "trajectory"), *(c.formula for c in own)]
+    if testable(whole):
+        own += invent(whole, known=registered, tried=tried, count=COUNT - len(own))
+    for number, candidate in enumerate(own, len(tests) + 1):
         values = expressions.compile(candidate.formula, "trajectory").values
-        test = register(values, whole, number=number, rng=rng, registered=live, used=used)
+        test = register(values, whole, number=number, rng=rng, registered=registered, used=used)
         kind = "refused" if test.refused else "registered"
         new = Diagnostic(
             candidate.id,
@@ -60,17 +100,50 @@ def evolved(
             test.direction,
             kind,
             version,
-            "templates",
+            candidate.proposer,
             test=test,
         )
         found.append(_with_thresholds(new, rows, promoted) if kind == "registered" else new)
         used |= set(test.runs)
-        live |= {candidate.id: values} if kind == "registered" else {}
-    return found
+        registered |= {candidate.id: values} if kind == "registered" else {}
+    runs = sum(len(np.unique(own.run)) for own in rows.values())
+    enough = runs >= RUNS and len(rows) >= VERSIONS
+    return _foretold(found, halves(), promoted, rng) if enough else found
+
+
+def _foretold(
+    known: Sequence[Diagnostic],
+    halves: Mapping[str, Sequence[Half]],
+    promoted: Collection[str],
+    rng: np.random.Generator,
+) -> list[Diagnostic]:
+    """Tests one tracked value of steps: a proposer's newest, else the next in the order of STEPS."""
+    waiting = [d for d in known if d.status == "tracked"]
+    if not waiting:
+        return list(known)
+    chosen = max(waiting, key=lambda d: (d.born, -waiting.index(d)))
+    tests = [d.test for d in known if isinstance(d.test, Foretold)]
+    formula, used = values_of(chosen), {run for test in tests for run in test.runs}
+    steps = {v: [formula.values(half.steps) for half in own] for v, own in halves.items()}
+    pairs = {v: [(_mean(x), half.gain) for x, half in zip(steps[v], own)] for v, own in halves.items()}
+    test = foretells(pairs, number=len(tests) + 1, rng=rng, used=used)
+    new = dataclasses.replace(
+        chosen, test=test, direction=test.direction, status="refused" if test.refused else "registered"
+    )
+    there = [x for v in steps if v in promoted for own in steps[v] for x in own if np.isfinite(x)]
+    if not test.refused and there:
+        warn, alert = thresholds(there, new.direction)
+        new = dataclasses.replace(new, warn=warn, alert=alert)
+    return [new if d is chosen else d for d in known]
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def _tested_again(d: Diagnostic, rows: Mapping[str, Evidence], promoted: Collection[str]) -> Diagnostic:
-    if d.test is None or d.status not in LIVE:
+    if not isinstance(d.test, Registration) or d.status not in LIVE:
         return d
     values = values_of(d).values
     later = [separation_in(values, own, np.random.default_rng(0)) for v, own in rows.items() if v > d.born]
@@ -96,17 +169,31 @@ def step_means(x: np.ndarray, found: Evidence) -> list[float]:
     return [float(np.mean(values)) for values in sums.values()]
 
 
-def newly_at_alert(known: Sequence[Diagnostic], parent: Evidence, child: Evidence) -> list[str]:
-    """The gating diagnostics whose mean is beyond the alert threshold in the child and not in the parent."""
-    found = []
-    for d in known:
-        if d.status != "gating" or d.alert is None:
-            continue
-        before, after = (float(np.nanmean(values_of(d).values(e.rows))) for e in (parent, child))
-        beyond = (lambda v, d=d: v > d.alert) if d.direction == "up_is_bad" else (lambda v, d=d: v < d.alert)
-        if beyond(after) and not beyond(before):
-            found.append(d.id)
-    return found
+def watched(known: Sequence[Diagnostic], parent: Evidence, child: Evidence) -> dict[str, dict[str, Any]]:
+    """id -> the registered diagnostic's mean in parent and child beside its thresholds, JSON values."""
+    return {
+        d.id: {
+            "before": _mean(values_of(d).values(parent.rows)),
+            "after": _mean(values_of(d).values(child.rows)),
+            "warn": d.warn,
+            "alert": d.alert,
+            "direction": d.direction,
+            "gating": d.status == "gating",
+        }
+        for d in live(known)
+    }
+
+
+def newly_at_alert(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The gating ones of `watched` whose mean is beyond the alert in the child and not in the parent."""
+
+    def beyond(value: float | None, of: Mapping[str, Any]) -> bool:
+        if value is None or of["alert"] is None:
+            return False
+        return value > of["alert"] if of["direction"] == "up_is_bad" else value < of["alert"]
+
+    gating = {id: of for id, of in found.items() if of["gating"]}
+    return [id for id, of in gating.items() if beyond(of["after"], of) and not beyond(of["before"], of)]
 
 
 def merged(parts: Sequence[Evidence]) -> Evidence:

@@ -7,6 +7,7 @@ success on the held-out tasks of the development split (evaluations.jsonl). They
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.diagnosis import trends
-from coevolve_jax.diagnosis.features import correlation
+from coevolve_jax.diagnosis.features import Row, correlation, step_row
+from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.harness import backtest
 from coevolve_jax.records.files import read_lines
 from coevolve_jax.records.rollouts import EVALUATIONS, ROLLOUTS, read_evaluation, read_rollouts, steps
 from coevolve_jax.types import Group, Task, Trajectory
+
+FILES = ("evaluations.jsonl", "metrics.jsonl", "ledger.json")  # of a run, by which it is judged
 
 
 class Selection(NamedTuple):
@@ -38,6 +42,19 @@ class Selection(NamedTuple):
         """Successes over trials; nan where no trial is valid."""
         solved, trials = (sum(count[i] for count in self.by_task.values()) for i in (0, 1))
         return solved / trials if trials else math.nan
+
+
+class Half(NamedTuple):
+    """The first half of a run, and what came of it.
+
+    Attributes:
+      steps: rows of the recorded steps of the first half (diagnosis/features.py), in order.
+      gain: success in training over the last quarter of the steps minus that over the third. So no step is on
+        both sides. None where it is unknown.
+    """
+
+    steps: Sequence[Row]
+    gain: float | None
 
 
 @functools.lru_cache(maxsize=4)
@@ -69,6 +86,29 @@ def _steps(config: ConfigDict, run: Path) -> list[dict]:
         found["shaped"] = float(reward.mean()) if len(reward) else None
         found["length_paid"] = correlation(tokens[taught], advantage[taught])
     return rows
+
+
+def half(config: ConfigDict, run: Path) -> Half:
+    """The first half of a finished run, and its later gain."""
+    rows = {found["step"]: found for found in read_lines(run / "metrics.jsonl")}
+    middle, quarter = len(rows) // 2, max(1, len(rows) // 4)
+    told = [rows[step]["success"] for step in sorted(rows)][middle:]
+    third, last = (trends.mean(part) for part in (told[:-quarter], told[-quarter:]))
+    recorded, rewards = zip(steps(run, ROLLOUTS), groups(run), strict=True), rewards_of(config)
+    first = [(step, own) for step, own in recorded if step < middle]
+    samples = backtest.samples_by_step(config, [own for _, own in first])
+    read = [
+        step_row(own, taught, metrics=rows[step], rewards=rewards, step=step)
+        for (step, own), taught in zip(first, samples, strict=True)
+    ]
+    return Half(read, None if third is None or last is None else last - third)
+
+
+def spent(config: ConfigDict, run: Path, steps: int | None = None) -> int:
+    """Training rollouts of a run so far, finished or not, or of its first steps alone."""
+    path = run / "metrics.jsonl"
+    rows = itertools.islice(read_lines(path), steps) if path.exists() else ()
+    return sum(row["groups"]["rolled_out"] for row in rows) * config.rollout.group_size
 
 
 def successes(run: Path) -> list[tuple[Task, Trajectory]]:

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence
-from coevolve_jax.harness.loop import START, Evolution
+from coevolve_jax.harness.campaign import START
+from coevolve_jax.harness.loop import Evolution
 from coevolve_jax.harness.store import Question
 from coevolve_jax.records.files import write_text
 
@@ -69,10 +70,13 @@ def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, A
 
     Raises ValueError for a second opening without `reopen`, and while the campaign goes on.
     """
-    if evolution.next() is not None:
+    if evolution.campaign.next() is not None:
         raise ValueError("The campaign is not over, so its test stays sealed: run it to its end first.")
     before = sorted((evolution.campaign.folder / "final").glob("opened*.json"))
-    own = {"versions": {"start": START, "selected": evolution.selected()}, "fresh_seeds": list(fresh)}
+    own = {
+        "versions": {"start": START, "selected": evolution.campaign.selected()},
+        "fresh_seeds": list(fresh),
+    }
     if before and own.items() <= json.loads(before[-1].read_text()).items():
         return  # the same command goes on
     if shared := sorted(set(fresh) & set(evolution.settings.seeds)):
@@ -95,8 +99,8 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
         seed, why = next(iter(failed.items()))
         raise ValueError(f"The start of the fresh seed {seed} failed: {why}")
     tasks = store.held_out(TEST_SEED, "test")
-    for harness, version in {"start": START, "selected": evolution.selected()}.items():
-        config = evolution.config(version)
+    for harness, version in {"start": START, "selected": evolution.campaign.selected()}.items():
+        config = evolution.versions.config(version)
         if failed := store.train(config, fresh):
             seed, why = next(iter(failed.items()))
             raise ValueError(f"The {harness} harness failed on the fresh seed {seed}: {why}")

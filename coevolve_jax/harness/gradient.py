@@ -1,11 +1,13 @@
 """Checks of the gradients that two configs give at the parent's checkpoint, for backtest.py.
 
     cos        cosine of the parent's and the child's gradient                            shown
+    finite     whether all numbers of the child's gradient are finite                     no
     kl_share   |KL term| / (|KL term| + |the rest|) of the child's gradient               > 0.9
     margin     cosine of the child's step with the direction that raises the mean
                log-probability of successes over that of failures, in mixed groups        <= 0
 
-None refuses for what the parent's gradient does too.
+None refuses for what the parent's gradient does too. Where no group is mixed, none is made.
+experiments/compare_gradients.py makes them for a run.
 """
 
 from __future__ import annotations
@@ -45,8 +47,14 @@ def gradient_checks(
       params: what learns, at the parent's checkpoint (`TrainState.params`).
       reference: the policy before RL, which the KL term pulls to.
       steps: the parent's groups of the steps nearest to that checkpoint; two are enough.
+
+    Returns no check where no group is mixed or learned from. Where the child's gradient is not finite, it
+    returns "finite" alone.
     """
     groups = [g for step in steps for g in step]
+    samples = {name: _samples(config, steps) for name, config in (("child", child), ("parent", parent))}
+    if not all(samples.values()) or not any(g.mixed for g in groups):
+        return {}
     rollouts = sum(len(g.trajectories) for g in groups)
     programs: dict[str, _Program] = {}
 
@@ -63,10 +71,12 @@ def gradient_checks(
     toward = gradient(child, _successes_over_failures(groups))
     found = {}
     for name, config in (("child", child), ("parent", parent)):
-        samples = _samples(config, steps)
-        whole, pull = gradient(config, samples), gradient(config, samples, kl_alone=True)
+        own = samples[name]
+        whole, pull = gradient(config, own), gradient(config, own, kl_alone=True)
         sizes = [float(optax.tree.norm(tree)) for tree in (pull, optax.tree.sub(whole, pull))]
         found[name] = whole, sizes[0] / (sum(sizes) or 1.0), float(cosine(whole, toward))
+        if not np.isfinite(sizes).all() and name == "child":
+            return {"finite": Check(0.0, 1.0, False)}
     (g1, share, margin), (g0, parents_share, parents_margin) = found["child"], found["parent"]
     most = max(0.9, parents_share)
     return {

@@ -1,4 +1,4 @@
-"""Makes the runs of a store: each a process of experiments/main.py, some side by side."""
+"""Makes the runs of a store, and what is read from them: processes of experiments/, some side by side."""
 
 from __future__ import annotations
 
@@ -10,55 +10,42 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.comparison import cells
-from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
+from coevolve_jax.comparison.side_by_side import Work, run_side_by_side
 from coevolve_jax.envs import family
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.harness.audit import replay
-from coevolve_jax.harness.store import (
-    Evaluate,
-    Job,
-    Launch,
-    Question,
-    Verify,
-    begun,
-    difference,
-    finished,
-)
+from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, difference, finished
+from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
 from coevolve_jax.types import Task, Trajectory
 
 
-def launcher(
-    compiled: Path, on_done: Callable[[str, Failure | None], object] = lambda name, why: None
-) -> Launch:
-    """Returns the launch of real runs.
+def programs(config: ConfigDict, compiled: Path) -> Programs:
+    """Returns what makes real runs.
 
-    compiled: folder of compiled programs, which all runs share. on_done: called with each run that ended.
+    config: of the start. compiled: folder of compiled programs, which all processes share.
     """
-    defaults = _environment(compiled)
+    defaults = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
-    def launch(jobs: Sequence[Job], side_by_side: int) -> Mapping[Path, str]:
-        works = {str(job.workdir): _work(job) for job in jobs}
-        failures = run_side_by_side(
-            list(works.values()), side_by_side, defaults, lambda work, failure: on_done(work.name, failure)
-        )
+    def run(works: Sequence[Work], side_by_side: int) -> Mapping[Path, str]:
+        failures = run_side_by_side(works, side_by_side, defaults)
         return {Path(failure.name): f"{failure.why} (log: {failure.log})" for failure in failures}
 
-    return launch
+    def compare(asked: Comparison) -> str:
+        return next(iter(run([_comparison(asked)], 1).values()), "")
+
+    return Programs(
+        lambda jobs, side_by_side: run([_work(job) for job in jobs], side_by_side),
+        lambda questions, side_by_side: run([_evaluation(q) for q in questions], side_by_side),
+        compare,
+        auditor(config),
+    )
 
 
-def evaluator(compiled: Path) -> Evaluate:
-    """Returns what evaluates policies: processes of experiments/evaluate.py."""
-
-    def evaluate(questions: Sequence[Question], side_by_side: int) -> Mapping[Path, str]:
-        works = [_evaluation(q) for q in questions]
-        failures = run_side_by_side(works, side_by_side, _environment(compiled))
-        return {Path(failure.name): f"{failure.why} (log: {failure.log})" for failure in failures}
-
-    return evaluate
-
-
-def auditor(config: ConfigDict) -> Verify:
+def auditor(config: ConfigDict) -> Callable[[Sequence[tuple[Task, Trajectory]]], list[str]]:
     """Returns the verifier of a config's environment: workers of the family, or of the one in its `AUDIT`."""
     c = config.environment
     audited = getattr(family.module(c.name), "AUDIT", c.name)
@@ -70,6 +57,12 @@ def auditor(config: ConfigDict) -> Verify:
             return replay(pool, rollouts)
 
     return verify
+
+
+def _comparison(asked: Comparison) -> Work:
+    program = cells.MAIN.with_name("compare_gradients.py")
+    command = [sys.executable, str(program), f"--workdir={asked.workdir}", f"--folder={asked.folder}"]
+    return Work(str(asked.folder), command, asked.folder / "comparison.log")
 
 
 def _evaluation(q: Question) -> Work:
@@ -93,25 +86,26 @@ def _evaluation(q: Question) -> Work:
     )
 
 
-def _environment(compiled: Path) -> dict[str, str]:
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled.absolute()),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-
-
 def _work(job: Job) -> Work:
     log = job.workdir.with_name(job.workdir.name + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    there = begun if job.start is None else finished
-    flags = ["--until=0"] if job.start is None else []
+    until = 0 if job.start is None else job.until
     return Work(
         str(job.workdir),
-        cells.command(job.workdir, *flags),
+        cells.command(job.workdir, *([] if until is None else [f"--until={until}"])),
         log,
-        done=lambda status: status == 0 and there(job.workdir),
+        done=lambda status: status == 0 and _there(job),
         prepare=lambda: _prepare(job),
+        elsewhere=lambda: workdirs.busy(job.workdir),
     )
+
+
+def _there(job: Job) -> bool:
+    """Whether a run has come as far as its job asks."""
+    if job.start is None:
+        return begun(job.workdir)
+    there = checkpoint.steps(workdirs.checkpoints(job.config, job.workdir)) if job.until else ()
+    return finished(job.workdir) or any(step >= job.until for step in there if job.until)
 
 
 def _prepare(job: Job) -> None:
@@ -120,4 +114,8 @@ def _prepare(job: Job) -> None:
         workdirs.claim(job.workdir, job.config)
     elif not job.workdir.exists():
         changes = difference(configs.of_run(job.start), job.config)
-        workdirs.fork(job.start, 0, job.workdir, changes)
+        try:
+            workdirs.fork(job.start, 0, job.workdir, changes)
+        except OSError:
+            if not job.workdir.exists():  # else another campaign was faster
+                raise

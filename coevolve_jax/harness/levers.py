@@ -7,6 +7,7 @@ other keys, `environment`, `evaluation`, `model` and `seed` among them, are froz
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,14 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.config import idle
 from coevolve_jax.diagnosis import rewards
+from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness.records import Proposal
 
 Changes = dict[str, Any]  # dotted config key -> value
 NEW_WEIGHT = 0.1  # of a reward term that is added
 MOST_TERMS = 0.3  # sum of the sizes of the weights of reward terms
+SEVERAL = "search"  # the lever of a proposal that moves several
+LONGEST = 4000  # characters of a proposal's text
 LAYERS = ("reward", "filter", "credit", "optimiser", "sampling", "limits", "tasks", "evolution")
 
 
@@ -214,14 +219,50 @@ def move(levers: Mapping[str, Lever], config: ConfigDict, lever: str, name: str)
     has no effect in it.
     """
     if lever not in levers:
-        raise Refused(f"{_short(lever)} is no open lever: use one of {', '.join(levers)}.")
+        raise Refused(f"{short(lever)} is no open lever: use one of {', '.join(levers)}.")
     moves = levers[lever].moves(config)
     if name not in moves:
-        raise Refused(f"{_short(name)} is no move of {lever} now: use one of {', '.join(moves) or 'none'}.")
+        raise Refused(f"{short(name)} is no move of {lever} now: use one of {', '.join(moves) or 'none'}.")
     without = idle.idle(changed(config, moves[name]))
     if key := next((k for k in moves[name] if k in without), ""):
         raise Refused(f"{key} has no effect here ({without[key]}).")
     return moves[name]
+
+
+def check_proposal(levers: Mapping[str, Lever], config: ConfigDict, proposal: Proposal) -> None:
+    """Checks all that a proposer has written, as it may be anybody's code.
+
+    One lever is moved once, or, where the lever is SEVERAL, each of several once.
+
+    Raises Refused: a change is not what a move of an open lever gives, the hypothesis names no value of a
+    training run, or a text is too long.
+    """
+    p, aim = proposal, proposal.expects
+    if p.lever == SEVERAL:
+        given = dict(p.changes)
+        for lever in levers.values():
+            own = {key: given.pop(key) for key in lever.keys if key in given}
+            if own and own not in lever.moves(config).values():
+                raise Refused(f"No move of {lever.name} gives {short(own)}.")
+        if given:
+            raise Refused(f"{short(next(iter(given)))} belongs to no open lever.")
+        changed(config, p.changes)
+    elif move(levers, config, p.lever, p.move) != dict(p.changes):
+        raise Refused(f"{p.lever} {p.move} does not give {short(dict(p.changes))}.")
+    if aim and (aim.diagnostic not in MEANINGS or aim.direction not in ("up", "down")):
+        raise Refused(f"{short(aim.diagnostic)} {short(aim.direction)} is no change of a value of training.")
+    if aim and not (math.isfinite(aim.least) and aim.least >= 0):
+        raise Refused(f"A hypothesis asks for a change of {aim.least}: name a number from 0 on.")
+    for name, text in (
+        ("lever", p.move),
+        ("because", p.because),
+        ("proposer", p.proposer),
+        ("skill", p.skill),
+    ):
+        if not isinstance(text, str) or len(text) > LONGEST:
+            raise Refused(f"The proposal's {name} is longer than {LONGEST} characters, or no text.")
+    if not {*p.evidence} <= {*MEANINGS}:
+        raise Refused("The proposal's evidence names a value that no training run has.")
 
 
 def changed(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
@@ -235,5 +276,5 @@ def changed(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     return made
 
 
-def _short(text: Any) -> str:
+def short(text: Any) -> str:
     return repr(text if len(str(text)) <= 60 else str(text)[:57] + "...")

@@ -23,6 +23,12 @@ class Expectation:
     direction: str
     least: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        least = f" by {self.least:g} at least" if self.least else ""
+        return f"{self.diagnostic} {self.direction}{least}"
+
     def holds(self, before: float | None, after: float | None) -> bool:
         """Whether a value has changed as expected. False where one is missing."""
         if before is None or after is None:
@@ -66,11 +72,16 @@ class Proposal:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One condition of a verdict and a sentence with its numbers."""
+    """One condition of a verdict and a sentence with its numbers.
+
+    value, bound: where a bound decides.
+    """
 
     name: str
     ok: bool
     sentence: str
+    value: float | None = None
+    bound: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +90,8 @@ class Verdict:
 
     Attributes:
       kind: "promoted"; "rejected"; "invalid", where an independent verifier refuses its successes; "refused",
-        before it was trained, by a backtest or a person; "failed", where it could not run.
+        before it was trained in full, by a backtest, its first steps or a person; "failed", where it could
+        not run.
       difference: mean over seeds of child - parent on the selection set, a rate; None without runs.
       se: its standard error. by_seed: seed -> difference.
       rules: all conditions, in their order. The first that does not hold decides.

@@ -3,6 +3,9 @@
 A proposer sees the groups of tasks whose id hashes odd. The test takes the even ones, from runs that no
 earlier test used where there are enough. The j-th test of a campaign has the level 0.05 / (j (j + 1)). The
 levels sum to 0.05, which bounds the chance of any false registration.
+
+A value of steps cannot tell rollouts apart. It is tracked, and registered if its mean over the first half of
+a run foretells the later gain. These tests have a sequence of levels of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ ALIKE = 0.9  # rank correlation from which on a value is one that is registered 
 WEAK = 0.05  # distance of the AUC from 0.5 that counts as none
 SHIFTED = 0.20  # distance from 0.5 of a shift that orders an audit, at AUDIT_P
 AUDIT_P = 0.01
-RUNS = 12  # for a value of steps, at least
+RUNS, VERSIONS = 12, 6  # for a value of steps, at least
+SHUFFLES = 20_000  # of the versions; all orders of seven are 5,040
 
 Values = Callable[[Sequence[Row]], np.ndarray]  # rows [n] -> values [n], as Expression.values
 
@@ -136,6 +140,36 @@ class Registration:
 
 
 @dataclasses.dataclass(frozen=True)
+class Foretold:
+    """One test of whether a value of steps, over the first halves of runs, foretells their later gains.
+
+    Attributes:
+      number, level: as in `Registration`, of a sequence of their own.
+      tau: Kendall's, over versions. p: two-sided, by permuting versions: the runs of one are alike.
+      versions: how many. runs: their runs, by name.
+      nominal: an earlier test used some of these runs.
+      refused: why it is not registered, in a sentence; None if it is.
+    """
+
+    number: int
+    level: float
+    tau: float
+    p: float
+    versions: int
+    runs: tuple[str, ...]
+    nominal: bool
+    refused: str | None
+
+    @property
+    def direction(self) -> str:
+        return "down_is_bad" if self.tau > 0 else "up_is_bad"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Foretold:
+        return cls(**{**data, "runs": tuple(data["runs"])})
+
+
+@dataclasses.dataclass(frozen=True)
 class Diagnostic:
     """A diagnostic as a campaign keeps it.
 
@@ -145,7 +179,7 @@ class Diagnostic:
       status: "tracked", "registered", "gating", "retired" or "refused".
       born: the version after which it was proposed. proposer: who did.
       warn, alert: `thresholds`; None until a version is promoted.
-      test: None for those of version 0, and for those that are only tracked.
+      test: None for those that are only tracked.
     """
 
     id: str
@@ -157,15 +191,15 @@ class Diagnostic:
     proposer: str = "built-in"
     warn: float | None = None
     alert: float | None = None
-    test: Registration | None = None
+    test: Registration | Foretold | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnostic:
-        test = data["test"] and Registration.from_json(data["test"])
-        return cls(**{**data, "test": test})
+        kind = Registration if data["unit"] == "trajectory" else Foretold
+        return cls(**{**data, "test": data["test"] and kind.from_json(data["test"])})
 
 
 def level(number: int) -> float:
@@ -208,6 +242,11 @@ def register(
         number, level(number), told.auc, told.p, told.groups, told.missing, by_version,
         nominal, runs, why,
     )  # fmt: skip
+
+
+def testable(found: Evidence) -> bool:
+    """Whether there is evidence enough for a test. A candidate that is tested earlier is lost."""
+    return _enough(halves(found)[1].mixed)
 
 
 def _enough(half: Evidence) -> bool:
@@ -298,38 +337,31 @@ def orders_audit(shift: Separation) -> bool:
     return shift.auc is not None and abs(shift.auc - 0.5) >= SHIFTED and (shift.p or 0) <= AUDIT_P
 
 
-class Foretold(NamedTuple):
-    """Whether a value of steps, up to half of a run, foretells the later gain.
-
-    tau: Kendall's, over the runs. p: two-sided, by permuting runs.
-    """
-
-    tau: float
-    p: float
-    level: float
-    runs: int
-    refused: str | None
-
-
 def foretells(
-    values: Sequence[float],
-    gains: Sequence[float],
+    values: Mapping[str, Sequence[tuple[float | None, float | None]]],
     *,
     number: int,
     rng: np.random.Generator,
-    permutations: int = PERMUTATIONS,
+    used: Collection[str] = (),
+    permutations: int = SHUFFLES,
 ) -> Foretold:
-    """Tests a candidate of the units group, step and version, which cannot tell rollouts apart.
+    """Tests a candidate of the unit step.
 
     Args:
-      values: of each run, over the first half of its steps.
-      gains: of each run, on evidence tasks, over the second half.
-      number: of this test in the campaign; the levels are those of `register`.
+      values: version -> of each run the value over its first half and its later gain; None where missing.
+      number: of this test in the campaign, from 1 on.
+      used: runs of earlier tests, named as in `Foretold.runs`.
     """
-    x, y = np.asarray(values, float), np.asarray(gains, float)
-    if len(x) < RUNS:
-        why = f"It has {len(x)} runs: {RUNS} are the least."
-        return Foretold(0.0, 1.0, level(number), len(x), why)
+    runs = [(f"{version} run {i}", *pair) for version, own in values.items() for i, pair in enumerate(own)]
+    names, missing = tuple(name for name, *_ in runs), sum(None in pair for _, *pair in runs)
+    if missing or len(runs) < RUNS or len(values) < VERSIONS:
+        why = (
+            f"It is missing in {missing} of {len(runs)} runs."
+            if missing
+            else f"It has {len(runs)} runs of {len(values)} versions: {RUNS} of {VERSIONS} are the least."
+        )
+        return Foretold(number, level(number), 0.0, 1.0, len(values), names, bool({*names} & {*used}), why)
+    x, y = np.array([np.array(own, float).mean(0) for own in values.values()]).T
     pairs = np.triu_indices(len(x), 1)
     signs = lambda z: np.sign(z[..., pairs[0]] - z[..., pairs[1]])
     observed, differing = signs(y) @ signs(x), np.abs(signs(x)).sum() * np.abs(signs(y)).sum()
@@ -337,8 +369,8 @@ def foretells(
     p = float((1 + (np.abs(drawn) >= abs(observed)).sum()) / (1 + permutations))
     tau = float(observed / np.sqrt(max(differing, 1)))
     why = (
-        None
-        if p <= level(number)
-        else f"Its p of {p:.2g} is above the level {level(number):.2g} of this test."
+        f"Its p of {p:.2g} is above the level {level(number):.2g} of this test."
+        if p > level(number)
+        else None
     )
-    return Foretold(tau, p, level(number), len(x), why)
+    return Foretold(number, level(number), tau, p, len(x), names, bool({*names} & {*used}), why)

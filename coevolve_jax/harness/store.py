@@ -20,20 +20,21 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.harness import campaign
+from coevolve_jax.records.files import write_text
 from coevolve_jax.types import Task, Trajectory
 
 
 class Job(NamedTuple):
-    """A run to make or resume. start: the workdir that it forks; None: it is a start itself."""
+    """A run to make or resume.
+
+    start: the workdir that it forks; None: it is a start itself. until: GRPO steps after which it stops;
+    None: it is done to its end.
+    """
 
     workdir: Path
     config: ConfigDict
     start: Path | None = None
-
-
-Launch = Callable[
-    [Sequence[Job], int], Mapping[Path, str]
-]  # (jobs, side by side) -> workdir -> why it failed
+    until: int | None = None
 
 
 class Question(NamedTuple):
@@ -48,12 +49,27 @@ class Question(NamedTuple):
     output: Path
 
 
-Evaluate = Callable[
-    [Sequence[Question], int], Mapping[Path, str]
-]  # (questions, side by side) -> output -> why
+class Comparison(NamedTuple):
+    """The gradients of a run's config and of another one, at the end of the run.
+
+    folder: its config.json is the other config, and checks.json is written into it.
+    """
+
+    workdir: Path
+    folder: Path
 
 
-Verify = Callable[[Sequence[tuple[Task, Trajectory]]], list[str]]
+class Programs(NamedTuple):
+    """Runs for a store. The first three tell, of each thing that was not done, why.
+
+    launch: makes or resumes runs, so many side by side. evaluate: answers questions about policies. compare:
+    writes the checks of gradient.py. audit: says why each of some rollouts is no success, "" where it is one.
+    """
+
+    launch: Callable[[Sequence[Job], int], Mapping[Path, str]]
+    evaluate: Callable[[Sequence[Question], int], Mapping[Path, str]]
+    compare: Callable[[Comparison], str]
+    audit: Callable[[Sequence[tuple[Task, Trajectory]]], list[str]]
 
 
 class Store:
@@ -62,16 +78,12 @@ class Store:
     Args:
       folder: may be shared by campaigns.
       config: of v000, with any seed.
-      launch: makes or resumes runs. evaluate: answers questions about their policies. audit: says why each
-        of some rollouts is no success, "" where it is one (audit.replay).
       jobs: runs side by side, which share the cores.
     """
 
-    def __init__(
-        self, folder: Path, config: ConfigDict, launch: Launch, evaluate: Evaluate, audit: Verify, jobs: int
-    ):
-        self._folder, self._launch, self._jobs = folder, launch, jobs
-        self._evaluate, self.audit = evaluate, audit
+    def __init__(self, folder: Path, config: ConfigDict, programs: Programs, jobs: int):
+        self._folder, self._programs, self._jobs = folder, programs, jobs
+        self.audit = programs.audit
         self._start = configs.override(config, {"strategy.name": "static", "rollout.salt": 0})
         self._code = f"{campaign.code()[:8]}-{len(os.sched_getaffinity(0)) // jobs or 1}"
 
@@ -91,10 +103,13 @@ class Store:
         jobs = {s: Job(self.start(s), configs.override(self._start, {"seed": s})) for s in seeds}
         return self._make({s: job for s, job in jobs.items() if not begun(job.workdir)})
 
-    def train(self, config: ConfigDict, seeds: Sequence[int]) -> dict[int, str]:
-        """Makes or resumes the runs that are missing. Returns why, for each seed whose run failed."""
+    def train(self, config: ConfigDict, seeds: Sequence[int], until: int | None = None) -> dict[int, str]:
+        """Makes or resumes the runs that are missing. Returns why, for each seed whose run failed.
+
+        until: GRPO steps after which they stop; None: they are done to their ends.
+        """
         jobs = {
-            s: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s))
+            s: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s), until)
             for s in seeds
         }
         return self._make({s: job for s, job in jobs.items() if not finished(job.workdir)})
@@ -105,7 +120,7 @@ class Store:
             self._start, {"environment.eval_split": split, "evaluation.seed": seed, "seed": 0}
         )
         workdir = self._folder / "held_out" / self._name(config)
-        if not begun(workdir) and (failed := self._launch([Job(workdir, config)], 1)):
+        if not begun(workdir) and (failed := self._programs.launch([Job(workdir, config)], 1)):
             raise ValueError(f"The {split} tasks cannot be made: {failed[workdir]}")
         return workdir
 
@@ -117,18 +132,31 @@ class Store:
         missing = [q for q in questions if not q.output.exists()]
         for q in missing:
             q.output.parent.mkdir(parents=True, exist_ok=True)
-        if missing and (failed := self._evaluate(missing, self._jobs)):
+        if missing and (failed := self._programs.evaluate(missing, self._jobs)):
             raise ValueError(f"An evaluation failed: {next(iter(failed.values()))}")
         return [json.loads(q.output.read_text())["environment"]["by_task"] for q in questions]
 
+    def gradients(self, workdir: Path, config: ConfigDict, folder: Path) -> dict[str, list]:
+        """Compares a run's gradient with that under another config; what is on disk is not compared again.
+
+        Returns name -> (value, bound, whether it holds), of gradient.py. Raises ValueError where it fails.
+        """
+        output = folder / "checks.json"
+        if not output.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "config.json", configs.to_json(config))
+            if why := self._programs.compare(Comparison(workdir, folder)):
+                raise ValueError(f"The gradients cannot be compared: {why}")
+        return json.loads(output.read_text())
+
     def _make(self, jobs: Mapping[int, Job]) -> dict[int, str]:
-        failed = self._launch(list(jobs.values()), self._jobs) if jobs else {}
+        failed = self._programs.launch(list(jobs.values()), self._jobs) if jobs else {}
         return {s: failed[job.workdir] for s, job in jobs.items() if job.workdir in failed}
 
 
 def begun(workdir: Path) -> bool:
-    """Whether a start exists: its held-out tasks and a checkpoint of step 0."""
-    return (workdir / "checkpoints").is_dir() and any((workdir / "checkpoints").iterdir())
+    """Whether a start exists: its held-out tasks and a whole checkpoint of step 0."""
+    return any((workdir / "checkpoints").glob("step_*/manifest.json"))
 
 
 def finished(workdir: Path) -> bool:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from coevolve_jax.diagnosis import expressions
-from coevolve_jax.harness.registry import ALIKE, MISSING, Evidence, Values, halves, rank_correlation
+from coevolve_jax.harness.registry import (
+    ALIKE,
+    MISSING,
+    Diagnostic,
+    Evidence,
+    Values,
+    halves,
+    rank_correlation,
+)
 from coevolve_jax.harness.separation import separate
 
 COUNTS = ("calls", "errors", "malformed", "policy_tokens", "distinct_tools", "repeated_pairs", "longest_run",
@@ -21,11 +29,13 @@ TOOLS = 24  # the tools called most
 
 
 class Candidate(NamedTuple):
-    """A formula about a trajectory and its AUC on the half that proposers see."""
+    """A formula to be tested. auc: on the half that proposers see; None where that is not known."""
 
     id: str
     formula: str
-    auc: float
+    auc: float | None = None
+    unit: str = "trajectory"
+    proposer: str = "templates"
 
 
 def templates(tools: Collection[str], stops: Collection[str]) -> dict[str, str]:
@@ -41,6 +51,40 @@ def templates(tools: Collection[str], stops: Collection[str]) -> dict[str, str]:
     }
 
 
+def named(shown: Evidence) -> tuple[list[str], list[str]]:
+    """The tools called most and the stop reasons, which formulas may name."""
+    calls = Counter(t for row in shown.rows for t in row["tools"] if re.fullmatch(r"[\w.\- ]{1,80}", t))
+    return [t for t, _ in calls.most_common(TOOLS)], sorted({row["stop"] for row in shown.rows})
+
+
+def checked(
+    given: Sequence[Candidate],
+    known: Sequence[Diagnostic],
+    names: Collection[str],
+    say: Callable[[str], object],
+) -> list[Candidate]:
+    """The candidates that are formulas and new. Why another is left out is said.
+
+    names: the texts that may stand in a formula.
+    """
+    found, tried = [], {(d.unit, d.formula) for d in known}
+    taken = {d.id for d in known}
+    for c in given:
+        try:
+            if c.unit not in ("trajectory", "step") or not re.fullmatch(r"[\w-]{1,60}", c.id):
+                raise expressions.ExpressionError(f"{c.id[:60]!r} of a {c.unit[:60]!r} is no diagnostic.")
+            expressions.compile(c.formula, c.unit, names)
+            if (c.unit, c.formula) in tried or c.id in taken:
+                raise expressions.ExpressionError(f"{c.id} was proposed before.")
+        except expressions.ExpressionError as error:
+            say(f"A proposed diagnostic is left out: {error}")
+            continue
+        found.append(c)
+        tried.add((c.unit, c.formula))
+        taken.add(c.id)
+    return found
+
+
 def invent(
     found: Evidence, *, known: Mapping[str, Values] | None = None, tried: Collection[str] = (), count: int = 2
 ) -> list[Candidate]:
@@ -51,10 +95,9 @@ def invent(
       tried: formulas that earlier tests read.
       count: candidates, at most. No two of them rank rollouts alike.
     """
-    shown = halves(found)[0].mixed
-    calls = Counter(t for row in shown.rows for t in row["tools"] if re.fullmatch(r"[\w.\- ]{1,80}", t))
-    tools, stops = [t for t, _ in calls.most_common(TOOLS)], sorted({row["stop"] for row in shown.rows})
-    names, ranked = {*tools, *stops}, []
+    shown, ranked = halves(found)[0].mixed, []
+    tools, stops = named(shown)
+    names = {*tools, *stops}
     for id, formula in templates(tools, stops).items():
         values = expressions.compile(formula, "trajectory", names).values(shown.rows)
         told = separate(values, ~shown.solved, shown.group)

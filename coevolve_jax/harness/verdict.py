@@ -60,6 +60,8 @@ def judge(
             mean >= least and mean > 0,
             f"Success on the selection set differs from the parent's by {_points(mean)}; "
             f"{_points(least) if least else 'anything above 0'} is asked for.",
+            mean,
+            least,
         )
     ]
     if expects:
@@ -70,6 +72,8 @@ def judge(
                 expects.holds(was, now),
                 f"{expects.diagnostic} went from {_number(was)} to {_number(now)}; expected: "
                 f"{expects.direction} by {_number(expects.least)} at least.",
+                now,
+                None if was is None else was + expects.least * (1 if expects.direction == "up" else -1),
             )
         )
     found.append(_reward(before, after))
@@ -77,7 +81,7 @@ def judge(
         Rule("gating", not alerts, f"Newly at alert: {', '.join(alerts)}." if alerts else "No new alert.")
     )
     if audit is not None:
-        found.append(Rule("audit", audit.ok, audit.sentence))
+        found.append(Rule("audit", audit.ok, audit.sentence, audit.share, audit.bound))
     decisive = [rule for rule in found if rule.name in rules]
     failed = next((rule for rule in decisive if not rule.ok), None)
     kind = "promoted" if failed is None else "invalid" if failed.name == "audit" else "rejected"

@@ -13,7 +13,7 @@ import json
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
@@ -163,6 +163,11 @@ class Client:
             f"the server there, or mend its address, config.{self._section}.model, or the key in the "
             f"environment variable {self._config.key_variable}."
         )
+
+    def resume(self, llm_calls: Iterable[LLMCall]) -> None:
+        """Books questions that an earlier process has asked, so that they count for the budget."""
+        for llm_call in llm_calls:
+            self._book(llm_call)
 
     def _book(self, llm_call: LLMCall) -> None:
         book(self.costs, llm_call)

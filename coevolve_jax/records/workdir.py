@@ -85,6 +85,20 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
         yield
 
 
+def busy(workdir: Path) -> bool:
+    """Whether a process keeps the workdir (`claimed`)."""
+    if not (workdir / LOCK).exists():
+        return False
+    with open(workdir / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+    return False
+
+
 def recorded_model(workdir: Path) -> dict | None:
     """Reads the recorded server and model of the explorer (Roles.served).
 

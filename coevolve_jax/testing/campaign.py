@@ -1,6 +1,6 @@
 """A made-up trainer for campaigns: it writes what a run writes, in milliseconds, and knows the truth.
 
-    store = Store(folder, config, train_made_up, evaluate_made_up, verify_made_up, jobs=1)
+    store = Store(folder, config, MADE_UP, jobs=1)
 
 Success in the end depends on a few levers, as `truth` says. The files show each fault's first symptom too,
 and carry the luck of a run and of its rollouts. Nothing here is measured.
@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness.store import Job, Question, difference
+from coevolve_jax.harness.store import Comparison, Job, Programs, Question, difference
 from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.rollouts import write_evaluation, write_rollouts
 from coevolve_jax.seeding import rng_for
@@ -27,6 +27,7 @@ from coevolve_jax.types import Call, Group, Outcome, Step, Task, Trajectory, Tur
 TASKS, ROLLOUTS, STEPS = 400, 2, 12
 GROUPS = 12  # of every third step, kept on disk
 NOISE = 0.017  # standard deviation of a run's success between seeds
+STEP_NOISE = 0.01  # and of its success in training between steps
 
 
 def truth(config: ConfigDict) -> float:
@@ -76,11 +77,15 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
         tasks = [{"id": f"held_out-{i}", "scenario": f"s{i // 2}"} for i in range(TASKS)]
         if job.start is None:
             write_lines(job.workdir / "held_out.jsonl", tasks)
-            (job.workdir / "checkpoints").mkdir(exist_ok=True)
-            write_text(job.workdir / "checkpoints" / "step_0", str(job.config.seed))
+            saved = job.workdir / "checkpoints" / "step_00000000" / "manifest.json"
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            write_text(saved, str(job.config.seed))
             continue
         rng = rng_for(job.config.seed, f"made up {_luck(job.config)}")
-        write_lines(job.workdir / "metrics.jsonl", [_step(job.config, i, rng) for i in range(STEPS)])
+        steps = [_step(job.config, i, rng) for i in range(STEPS)]
+        write_lines(job.workdir / "metrics.jsonl", steps[: job.until])
+        if job.until:
+            continue
         for i in range(0, STEPS, 3):
             write_rollouts(job.workdir, i, _groups(job.config, i, rng))
         success = float(np.clip(truth(job.config) + NOISE * rng.normal(), 0.01, 0.99))
@@ -113,10 +118,21 @@ def evaluate_made_up(questions: Sequence[Question], side_by_side: int) -> dict[P
     return {}
 
 
+def compare_made_up(asked: Comparison) -> str:
+    """Writes checks for a store. A strong pull to the start leaves nothing else of the gradient."""
+    pull = min(1.0, configs.of_run(asked.folder).learner.kl_coef / 2)
+    checks = {"cos": (1 - pull, None, True), "kl_share": (pull, 0.9, pull <= 0.9), "margin": (0.5, 0.0, True)}
+    write_text(asked.folder / "checks.json", json.dumps(checks))
+    return ""
+
+
 def verify_made_up(rollouts: Sequence[tuple[Task, Trajectory]]) -> list[str]:
     """Refuses the rollouts that call the tool `hack`: the made-up environment pays them, and should not."""
     calls = [{s.call.name for s in t.steps if s.call} for _, t in rollouts]
     return ["The tool hack was called." if "hack" in names else "" for names in calls]
+
+
+MADE_UP = Programs(train_made_up, evaluate_made_up, compare_made_up, verify_made_up)
 
 
 def _groups(config: ConfigDict, step: int, rng: np.random.Generator) -> list[Group]:
@@ -157,13 +173,15 @@ def _step(config: ConfigDict, step: int, rng: np.random.Generator) -> dict:
     at = {name: a + (b - a) * share for name, (a, b) in symptoms(config).items()}
     return {
         "step": step,
-        "success": float(np.clip(at["success"] + 0.01 * rng.normal(), 0, 1)),
+        "success": float(np.clip(at["success"] + STEP_NOISE * rng.normal(), 0, 1)),
         "reward": at["success"],
         "mixed_groups": 1 - at["dead"],
         "kl": at["kl"],
         "clip_fraction": 0.0,
         "grad_norm": 0.5,
         "staleness_mean": 0.0,
+        "groups": {"rolled_out": config.rollout.tasks_per_step},
+        "seconds": {"step": 2.0},
         "health": {
             "zero_variance_groups": at["dead"],
             "active_groups": 1 - at["dead"],

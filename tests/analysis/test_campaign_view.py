@@ -231,6 +231,14 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     found.locator("#version h3", has_text="v003").wait_for()
     assert found.locator("#version .deciding").inner_text().startswith("✗ target success_last went from")
     assert "→" in found.locator("#version mark").inner_text()
+    # A line for the bound beside the value that did not reach it.
+    rule = part(whole, "v003", "verdict")["rules"][1]
+    line = found.locator("#version .deciding .bound-line")
+    told = line.get_attribute("aria-label")
+    assert told == f"value {rule['value']:.3g}, bound {rule['bound']:.3g}" and rule["value"] < rule["bound"]
+    dot, bound = (line.locator(name).bounding_box() for name in ("circle.missed", "path.bound"))
+    assert dot["x"] + dot["width"] < bound["x"]
+    assert found.locator("#version .watched .bound-line path.bound").count() == 2  # warn and alert
     registry = found.locator("section.group", has_text="Registry of diagnostics").locator("tbody tr")
     for row, texts in enumerate((["registered", "0.025"], ["refused", "nearer than 0.1 to 0.5"])):
         assert all(text in registry.nth(row).inner_text() for text in texts)

@@ -726,8 +726,8 @@ def _plain(config):
     return json.loads(json.dumps(configs.numbers(config.to_dict())))
 
 
-def sweep(*flags, more=("--seeds=0:4",)):
-    own = ["--config=configs/bfcl_tiny.py", "--arms=static,random", *more, "--workdir=/shared/x y"]
+def sweep(*flags, more=("--seeds=0:4",), arms=("--arms=static,random",)):
+    own = ["--config=configs/bfcl_tiny.py", *arms, *more, "--workdir=/shared/x y"]
     script = [sys.executable, ROOT / "experiments" / "sweep.py", *flags, "--", *own]
     return subprocess.run(script, capture_output=True, text=True)
 
@@ -739,7 +739,7 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     text = done.stdout
     if on == "slurm":
         assert "#SBATCH --array=0-2\n" in text
-        jobs = [text.replace('"$SLURM_ARRAY_TASK_ID/3"', f"{i}/3").splitlines()[-4] for i in range(3)]
+        jobs = [text.replace('"$SLURM_ARRAY_TASK_ID"', f"{i}").splitlines()[-4] for i in range(3)]
         assert all(job.startswith("exec python ") for job in jobs)  # signals reach python, not a shell
         jobs = [job.removeprefix("exec ") for job in jobs]
         text = "\n".join([*jobs, text.splitlines()[-1]])
@@ -753,6 +753,23 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     ), lines
     shards = [word for words in lines for word in words if word.startswith("--shard=")]
     assert shards == [f"--shard={i}/3" for i in range(3)] and "--only_read" in lines[-1] and len(lines) == 4
+
+
+@pytest.mark.parametrize("on", ["shell", "slurm"])
+def test_a_sweep_of_campaigns_gives_each_machine_its_own_over_one_store(on):
+    more = ("--versions=3", "--seeds=0:2")
+    done = sweep("--of=campaigns", f"--on={on}", "--machines=2", more=more, arms=())
+    assert done.returncode == 0, done.stderr
+    jobs = done.stdout.splitlines()[:2]
+    if on == "slurm":
+        line = done.stdout.splitlines()[-3].removeprefix("exec ")
+        jobs = [line.replace('"$SLURM_ARRAY_TASK_ID"', f"{i}") for i in range(2)]
+    for i, words in enumerate(map(shlex.split, jobs)):
+        assert words[:2] == ["python", "experiments/evolve_harness.py"] and "--versions=3" in words
+        assert {f"--workdir=/shared/x y/campaign_{i}", "--store=/shared/x y/store"} <= {*words}
+        assert f"--config.harness.seed={i}" in words and "--seeds=0:2" in words
+    seeded = sweep("--of=campaigns", more=("--config.harness.seed=1",))
+    assert "--config.harness.seed=1 is what sweep.py gives" in seeded.stderr
 
 
 def test_a_sweep_refuses_what_it_cannot_split():

@@ -59,6 +59,44 @@ def test_what_follows_a_failure_is_told_and_not_run_and_the_rest_goes_on(tmp_pat
     assert {path.parent.name for path in tmp_path.glob("*/ran")} == {"whole", "next", "undone"}
 
 
+class Elsewhere:
+    """Says that another process is at a work, as often as `looks`; then `ended` is called."""
+
+    def __init__(self, looks, ended=lambda: None):
+        self.looks, self.ended = looks, ended
+
+    def __call__(self):
+        self.looks -= 1
+        if self.looks == 0:
+            self.ended()
+        return self.looks > 0
+
+
+def test_what_another_process_is_at_is_waited_for_and_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("coevolve_jax.comparison.side_by_side.PAUSE", 0.01)
+    summary = tmp_path / "summary"
+    theirs = work(
+        tmp_path, "theirs", "(here / 'ran').touch()", elsewhere=Elsewhere(4, summary.touch),
+        done=lambda status: summary.exists(),
+    )  # fmt: skip
+    assert run_side_by_side([theirs], 1) == [] and not list(tmp_path.glob("*/ran"))
+
+
+def test_what_another_process_left_undone_is_run_and_who_came_second_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr("coevolve_jax.comparison.side_by_side.PAUSE", 0.01)
+    code = "n = len(list(here.iterdir())); (here / str(n)).touch()\nif n == 0: sys.exit('it is taken')"
+    there = lambda name: (tmp_path / name / "1").exists()
+    # The other one is at it only once ours has been refused, and gives up.
+    looks = iter([False, True, True, True])
+    second = work(
+        tmp_path, "second", code, done=lambda status: there("second"), elsewhere=lambda: next(looks, False)
+    )
+    assert run_side_by_side([second], 1) == [] and there("second")
+    left = work(tmp_path, "left", code, done=lambda status: there("left"), elsewhere=Elsewhere(3))
+    (failure,) = run_side_by_side([left], 1)
+    assert failure.why == "exit status 1: it is taken" and not there("left")
+
+
 def test_each_process_has_its_share_of_the_cores_and_what_the_environment_says(tmp_path, monkeypatch):
     told = "print(len(os.sched_getaffinity(0)), os.environ['OURS'], os.environ['THEIRS'])"
     cores = len(os.sched_getaffinity(0))

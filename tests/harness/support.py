@@ -6,9 +6,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness import campaign, loop
+from coevolve_jax.harness import campaign, loop, start
 from coevolve_jax.harness.store import Store
-from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up, verify_made_up
+from coevolve_jax.testing.campaign import MADE_UP, train_made_up
 from tests.support.paths import ROOT
 
 MODEL: dict = {}  # config.harness_model, for a proposer that asks
@@ -20,20 +20,23 @@ def config(fault: str = "slow", diagnostics: str = "fixed", **settings):
     found = configs.load_file(ROOT / "configs" / "bfcl_harness.py", f"fault={fault}")
     if MODEL:
         found.harness_model = ConfigDict(MODEL)
-    return loop.settled(configs.override(found, {f"harness.{k}": v for k, v in settings.items()}))
+    return start.settled(configs.override(found, {f"harness.{k}": v for k, v in settings.items()}))
 
 
 def evolution(folder: Path, fault: str = "slow", launch=train_made_up, **settings) -> loop.Evolution:
     """A campaign in `folder`, begun or gone on with. Its store lies beside it."""
     c = config(fault, **settings)
     begun = campaign.begin(folder, {"config": json.loads(configs.to_json(c))})
-    store = Store(
-        folder.parent / "store", loop.without_harness(c), launch, evaluate_made_up, verify_made_up, jobs=1
-    )
+    programs = MADE_UP._replace(launch=launch)
+    store = Store(folder.parent / "store", start.without_harness(c), programs, jobs=1)
     return loop.Evolution(begun, c, store)
 
 
 def files(folder: Path) -> dict[str, str]:
     """The content of every file of a campaign but its lock, by name."""
-    paths = [p for p in folder.rglob("*") if p.is_file() and p.name != "lock" and "starts" not in p.parts]
+    paths = [
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != "lock" and not {"starts", "runs"} & {*p.parts}
+    ]
     return {str(p.relative_to(folder)): p.read_text() for p in paths}

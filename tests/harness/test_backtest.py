@@ -170,9 +170,26 @@ def test_keys_whose_effect_no_check_sees_are_named():
     assert (
         set(told.not_covered) == {"rollout.temperature", "learner.kl_coef"} and "nothing" not in told.checks
     )
-    cosine = {"margin": Check(-0.1, 0.0, False)}
-    told = tried({"learner.kl_coef": 0.5}, SOUND, gradient=cosine)
+
+
+def test_gradients_are_compared_only_where_they_can_refuse():
+    asked = []
+
+    def gradient():
+        asked.append(1)
+        return {"margin": Check(-0.1, 0.0, False)}
+
+    told = tried({"learner.kl_coef": 0.5}, SOUND, gradient=gradient)
     assert told.not_covered == () and told.refused.startswith("The update does not raise successes")
+    assert told.by == "margin" and len(asked) == 1
+    assert (
+        tried({"rollout.temperature": 0.7}, SOUND, gradient=gradient).refused is None
+    )  # no change of the loss
+    assert tried(*CASES["order"][0], gradient=gradient).by == "order"  # refused without them
+    assert len(asked) == 1
+    # Where no group is mixed there is nothing to compare, and the change stays unseen.
+    told = tried({"learner.kl_coef": 0.5}, SOUND, gradient=dict)
+    assert told.refused is None and told.not_covered == ("learner.kl_coef",)
 
 
 def test_advantages_are_those_of_the_strategy_with_its_state_carried_along():

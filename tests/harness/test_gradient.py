@@ -9,7 +9,7 @@ import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.distributed import sharding
-from coevolve_jax.harness.backtest import backtest
+from coevolve_jax.harness.backtest import Check, backtest
 from coevolve_jax.harness.gradient import gradient_checks
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.types import Group, Outcome
@@ -73,10 +73,13 @@ def test_gradients_are_compared_with_those_of_the_parent():
 
     tight = check(START, leash, steps)
     assert tight["kl_share"].value > 0.9 and not tight["kl_share"].ok
-    told = backtest(START, leash, [steps], gradient=tight)
+    told = backtest(START, leash, [steps], gradient=lambda: tight)
     assert told.refused.startswith("The KL term has") and told.not_covered == ()
 
     # Successes are worth 0.05 more than failures, and the term pays failures, which call, for it.
     close = [[group(name, params, (0.5, 0.45, 0.45, 0.5))] for name in ("c", "dd")]
     against = check(START, configs.override(START, {"reward.terms": ("calls > 0:0.9",)}), close)
+    broken = configs.override(START, {"learner.kl_coef": float("inf")})
+    assert check(START, broken, steps) == {"finite": Check(0.0, 1.0, False)}
+    assert check(START, leash, [[group("dead", params, (1.0, 1.0))]]) == {}
     assert against["margin"].value < 0 and not against["margin"].ok and against["cos"].value < 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coevolve_jax import config as configs
 from coevolve_jax.diagnosis.trends import MEANINGS
 from coevolve_jax.harness.proposers import llm
+from coevolve_jax.harness.templates import Candidate
 from coevolve_jax.llm.answers import Fault, read
 from tests.harness.support import evolution
 from tests.support.llm_cases import server, settings_of  # noqa: F401 (fixture)
@@ -42,7 +43,7 @@ def campaign(tmp_path_factory):
     """A campaign whose start is judged: the next thing is a proposal."""
     found = evolution(tmp_path_factory.mktemp("llm") / "campaign", "slow", versions=2)
     found.run()
-    found.known = found.history("v001")
+    found.known = found.versions.history("v001")
     return found
 
 
@@ -56,17 +57,17 @@ def test_a_good_answer_becomes_one_move_with_its_hypothesis(campaign):
     assert (drawn.lever, drawn.move, drawn.proposer) == ("learner.learning_rate", "x3", "llm")
     assert drawn.changes == {"learner.learning_rate": pytest.approx(3e-5)}
     assert drawn.expects.diagnostic == "kl_last" and drawn.evidence["kl_last"] is not None
-    campaign._check(drawn)
+    campaign._check("v001", drawn)
 
 
 def test_a_question_holds_the_levers_and_nothing_that_selects(campaign):
     model, _ = propose(campaign, json.dumps(GOOD))
     (question,) = model.client.questions
     text = question.system + question.user
-    for lever in campaign.levers.values():
-        assert not lever.moves(campaign.config("v000")) or lever.name in text
+    for lever in campaign.versions.levers.values():
+        assert not lever.moves(campaign.versions.config("v000")) or lever.name in text
     assert "kl_last" in text and '"steps"' in text and "too-slow" not in text
-    selection = campaign.selection("v000")[0]
+    selection = campaign.versions.selection("v000")[0]
     assert not any(task in text for task in selection.by_task) and str(campaign.campaign.folder) not in text
     assert f"{selection.success:.6f}" not in text and "seed_0" not in text
     assert text.count("score about") == 1  # rounded to one standard error
@@ -87,7 +88,7 @@ def test_a_hostile_answer_changes_nothing_and_the_scripted_proposer_goes_on(
     model, drawn = propose(campaign, *[json.dumps(bad)] * llm.ATTEMPTS)
     if diagnostic not in MEANINGS:
         assert drawn.proposer == "scripted" and model.client.costs["refused/propose"] == llm.ATTEMPTS
-    campaign._check(drawn)
+    campaign._check("v001", drawn)
     assert all("\n" not in why and len(why) < 200 for why in model.refused)
 
 
@@ -111,8 +112,63 @@ def test_a_campaign_over_http_ends_and_its_books_add_up(server, tmp_path, monkey
     server.faults = ["a proposal", "refusal"]
     found = evolution(tmp_path / "campaign", "slow", versions=2, proposer="llm")
     found.run()
-    first, second = (found.proposal(v) for v in ("v001", "v002"))
+    first, second = (found.versions.proposal(v) for v in ("v001", "v002"))
     assert (first.proposer, first.move) == ("llm", "x3") and second.proposer == "scripted"
     costs = found._proposes.client.costs
+    # The same command, begun again, knows what was asked and paid.
+    calls = found.campaign.llm_calls()
+    told = [(row["role"], row["fault"]) for row in calls]
+    assert told[:2] == [("propose", ""), ("propose", "refusal")]
+    again = evolution(tmp_path / "campaign", "slow", versions=2, proposer="llm")
+    again.run()
+    assert again._proposes.client.costs == costs and again.campaign.llm_calls() == calls
     assert costs["llm_tokens"] == costs["llm_tokens_in/propose"] + costs["llm_tokens_out/propose"] > 0
     assert found.replay() == []
+
+
+FORMULA = {"unit": "trajectory", "formula": "double(errors) / double(calls)"}
+
+
+def invent(campaign, text):
+    model = llm.Model(Playing(text))
+    known = campaign.versions.history("v000", and_itself=True)
+    return model, model.invent(known, "v000", np.random.default_rng(0))
+
+
+def test_a_formula_of_a_model_becomes_a_candidate_that_must_pass_a_test(campaign):
+    model, drawn = invent(campaign, json.dumps(FORMULA))
+    assert drawn == [Candidate("llm_v000", FORMULA["formula"], None, "trajectory", "llm")]
+    (question,) = model.client.questions
+    text = question.system + question.user
+    assert "errors, int: calls that came back as errors" in text and "tool_0" in text and '"steps"' in text
+    assert "held_out-" not in text and str(campaign.campaign.folder) not in text
+    _, drawn = invent(campaign, json.dumps({"unit": "step", "formula": "kl * 2.0"}))
+    assert [c.unit for c in drawn] == ["step"]
+
+
+HOSTILE = [
+    "__import__('os').system('true')", "open('/etc/passwd')", "tools.exists(t, t == 'held_out-0')", "success",
+    "reward > 0.5", "1", "errors", "tools.filter(a, tools.exists(b, a == b)).size() > 1", "x" * 301, "",
+    "a.b", "string(stop)", "tools[0] == '../../verdict.py'", "double(errors) / 1e999", "calls > 0 ? 1.0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("formula", HOSTILE)
+def test_a_hostile_formula_is_refused_in_one_sentence(campaign, formula):
+    model, drawn = invent(campaign, json.dumps({**FORMULA, "formula": formula}))
+    assert drawn == []
+    assert all("\n" not in why and len(why) < 200 for why in model.refused)
+    assert len(formula) > 300 or model.client.costs["refused/invent"] == 1
+
+
+def test_a_models_formula_is_tested_in_the_loop_and_not_asked_for_again(tmp_path, monkeypatch):
+    texts = [json.dumps(FORMULA), json.dumps(GOOD), json.dumps({"unit": "step", "formula": "kl * 2.0"})]
+    asked = Playing(*texts)
+    monkeypatch.setattr("coevolve_jax.testing.campaign.GROUPS", 40)  # enough for a test after the start
+    monkeypatch.setattr(llm, "make", lambda config: llm.Model(asked))
+    found = evolution(tmp_path / "campaign", "slow", versions=1, proposer="llm", diagnostics="evolving")
+    found.run()
+    known = {d.id: d for d in found.versions.diagnostics("v999")}
+    assert known["llm_v000"].test.number == 1 and known["llm_v000"].proposer == "llm"
+    assert (known["llm_v001"].status, known["llm_v001"].unit) == ("tracked", "step")
+    assert len(asked.questions) == 3 and found.replay() == [] and len(asked.questions) == 3

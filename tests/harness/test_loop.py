@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coevolve_jax.harness import campaign, loop
+from coevolve_jax.harness import campaign, loop, start, summary
 from coevolve_jax.harness.bench import FAULTS
 from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.testing.campaign import train_made_up, truth
@@ -15,7 +15,7 @@ from tests.harness.support import config, evolution, files
 
 def levers_of(found: loop.Evolution) -> list[tuple[str, str, str]]:
     """(lever, move, kind of the verdict) of every version."""
-    told = [(v, found.proposal(v), found.verdict(v)) for v in found.campaign.versions()[1:]]
+    told = [(v, found.versions.proposal(v), found.versions.verdict(v)) for v in found.campaign.versions()[1:]]
     return [(p.lever, p.move, verdict.kind) for _, p, verdict in told]
 
 
@@ -25,9 +25,9 @@ def test_the_first_version_moves_the_right_lever_and_is_promoted(fault, tmp_path
     found.run()
     ((lever, move, kind),) = levers_of(found)
     assert kind == "promoted" and move in FAULTS[fault].right[lever]
-    assert truth(found.config(found.selected())) > truth(found.config("v000"))
+    assert truth(found.versions.config(found.campaign.selected())) > truth(found.versions.config("v000"))
     # The skill that was followed has held; the next proposer knows it.
-    followed = [s for s in found.skills("v999") if s.held]
+    followed = [s for s in found.versions.skills("v999") if s.held]
     assert [s.held for s in followed] == [("v001",)] and followed[0].trust == 2 / 3
 
 
@@ -38,8 +38,8 @@ def test_each_proposer_ends_and_says_what_it_did(tmp_path):
         found = evolution(tmp_path / proposer, "leash", versions=2, proposer=proposer)
         found.run()
         told[proposer] = levers_of(found)
-        assert found.next() is None and len(told[proposer]) >= 2 and found.replay() == []
-        assert loop.summary(found).count("\n") == len(found.campaign.versions()) + 1
+        assert found.campaign.next() is None and len(told[proposer]) >= 2 and found.replay() == []
+        assert summary.table(found).count("\n") == len(found.campaign.versions()) + 1
     assert told["placebo"] != told["scripted"]
     # A design moves many levers at once, any other proposer one.
     assert {lever for lever, _, _ in told["search"]} == {"search"}
@@ -107,6 +107,8 @@ def test_half_a_line_of_the_events_is_cut_off(tmp_path):
         "versions/v001/proposal.json",
         "starts/seed_0/held_out.jsonl",
         "campaign.json",
+        "versions/v001/runs/seed_0/evaluations.jsonl",
+        "versions/v000/runs/seed_1/metrics.jsonl",
     ],
 )
 def test_a_changed_byte_stops_the_next_command_and_names_the_file(what, tmp_path):
@@ -131,48 +133,70 @@ def test_a_changed_source_file_stops_the_next_command(tmp_path, monkeypatch):
         found.campaign.check()
 
 
+def rewritten(found, version, part, **values):
+    """Writes other values into a part by hand, and the hash of it into the events, as a forger would."""
+    path = found.campaign.path(version, part)
+    path.chmod(0o644)
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    events = found.campaign.folder / "events.jsonl"
+    rows, before, lines = [json.loads(line) for line in events.read_text().splitlines()], "", []
+    for row in rows:
+        if row.get("file") == f"versions/{version}/{part}.json":
+            row["sha256"] = campaign.sha256(path)
+        row["previous"] = before
+        lines.append(json.dumps(row))
+        before = campaign._sha(lines[-1].encode())
+    events.write_text("\n".join(lines) + "\n")
+    found.campaign.check()  # only the runs tell
+
+
 def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path):
     found = evolution(tmp_path / "campaign", "slow", versions=2)
     found.run()
     assert found.replay() == []
-    (last,) = [v for v in found.campaign.versions()[-1:] if found.row(v)]
-    path = found.campaign.path(last, "verdict")
-    changed = json.loads(path.read_text())
-    assert changed["kind"] == "rejected"
-    path.chmod(0o644)
-    path.write_text(json.dumps({**changed, "kind": "promoted"}, indent=1, sort_keys=True) + "\n")
-    # Whoever writes a verdict may write its hash too: then only the runs tell.
-    events = found.campaign.folder / "events.jsonl"
-    lines, before = events.read_text().splitlines(), ""
-    rows = [json.loads(line) for line in lines]
-    for i, row in enumerate(rows):
-        if row.get("file") == f"versions/{last}/verdict.json":
-            row["sha256"] = campaign.sha256(path)
-        row["previous"] = before
-        lines[i] = json.dumps(row)
-        before = campaign._sha(lines[i].encode())
-    events.write_text("\n".join(lines) + "\n")
-    found.campaign.check()
+    (last,) = [v for v in found.campaign.versions()[-1:] if found.versions.row(v)]
+    assert found.versions.verdict(last).kind == "rejected"
+    rewritten(found, last, "verdict", kind="promoted")
     (sentence,) = [s for s in found.replay() if "verdict" in s]
     assert f"versions/{last}/verdict.json" in sentence and "'promoted' there and 'rejected' here" in sentence
+
+
+@pytest.mark.parametrize(
+    ("version", "part", "values", "says"),
+    [
+        ("v001", "evidence", {"failed": "exit status 1"}, "v001 is said to have failed"),
+        ("v001", "backtest", {"refused": "It changes nothing."}, "versions/v001/backtest.json differs"),
+        ("v001", "smoke", {"live": 0.99}, "versions/v001/smoke.json differs"),
+        ("v001", "learned", {"skills": []}, "versions/v001/learned.json differs"),
+        ("v001", "proposal", {"because": "Trust me."}, "versions/v001/proposal.json differs"),
+        ("v000", "verdict", {"success": 0.1}, "versions/v000/verdict.json differs"),
+    ],
+)
+def test_replay_finds_whatever_else_was_written_by_hand(version, part, values, says, tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    found.run()
+    rewritten(found, version, part, **values)
+    told = evolution(tmp_path / "campaign", "slow", versions=1).replay()
+    assert any(sentence.startswith(says) for sentence in told), told
 
 
 def test_a_person_decides_before_training_and_can_refuse(tmp_path):
     found = evolution(tmp_path / "campaign", "slow", versions=1)
     with pytest.raises(loop.Waiting, match="v001 waits for a person before it is trained: --approve=v001"):
         found.run(gate="design")
-    assert found.campaign.versions() == ["v000", "v001"] and not found.row("v001")
+    assert found.campaign.versions() == ["v000", "v001"] and not found.versions.row("v001")
     with pytest.raises(ValueError, match="v000 waits for nobody"):
         found.decide("v000", True, "")
     found.decide("v001", False, "too bold")
     with pytest.raises(loop.Waiting):
         found.run(gate="design")
-    refused = found.verdict("v001")
+    refused = found.versions.verdict("v001")
     assert refused.kind == "refused" and refused.decided.sentence == "A person refused it: too bold"
     waits = found.campaign.versions()[-1]
     found.decide(waits, True, "")
     found.run(gate="design")
-    assert found.verdict(waits).kind in ("promoted", "rejected") and found.replay() == []
+    assert found.versions.verdict(waits).kind in ("promoted", "rejected") and found.replay() == []
 
 
 class Harm:
@@ -189,14 +213,17 @@ def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path, monkeypatch
         found.run(gate="verdict")
     found.decide("v001", False, "I do not believe it")
     found.run(gate="verdict")
-    assert found.verdict("v001").kind == "rejected" and found.verdict("v001").higher_and_refused
+    assert (
+        found.versions.verdict("v001").kind == "rejected"
+        and found.versions.verdict("v001").higher_and_refused
+    )
     other = evolution(tmp_path / "other", "none", versions=1)
     monkeypatch.setattr(other, "_proposes", Harm())
     with pytest.raises(loop.Waiting, match="the rules say rejected"):
         other.run(gate="verdict")
     other.decide("v001", True, "")
     other.run(gate="verdict")
-    assert other.verdict("v001").kind == "rejected"
+    assert other.versions.verdict("v001").kind == "rejected"
 
 
 def test_a_version_that_cannot_run_is_a_failure_and_the_campaign_goes_on(tmp_path):
@@ -208,15 +235,15 @@ def test_a_version_that_cannot_run_is_a_failure_and_the_campaign_goes_on(tmp_pat
     found = evolution(tmp_path / "campaign", "slow", launch, versions=2)
     found.run()
     assert [kind for _, _, kind in levers_of(found)][0] == "failed"
-    assert "seed 0: exit status 1: not finite" in found.verdict("v001").decided.sentence
-    assert found.selected() in ("v000", "v002") and found.replay() == []
-    assert all(isinstance(s, Skill) and not s.failed for s in found.skills("v001"))
+    assert "seed 0: exit status 1: not finite" in found.versions.verdict("v001").decided.sentence
+    assert found.campaign.selected() in ("v000", "v002") and found.replay() == []
+    assert all(isinstance(s, Skill) and not s.failed for s in found.versions.skills("v001"))
 
 
 def test_a_proposer_never_sees_the_selection_set(tmp_path):
     found = evolution(tmp_path / "campaign", "slow", versions=3)
     found.run()
-    history = found.history("v999")
+    history = found.versions.history("v999")
     text = repr([(v.proposal, v.kind, v.decided, v.score, v.row) for v in history.versions])
     assert "held_out-" not in text
     step = found.settings.noise * (2 / len(found.settings.seeds)) ** 0.5
@@ -224,7 +251,7 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
     assert len(scored) == 4
     for version in scored:  # no finer than one standard error
         assert version.score / step == pytest.approx(round(version.score / step))
-    scores = {found.verdict(v.id).success for v in scored}
+    scores = {found.versions.verdict(v.id).success for v in scored}
     assert not any(f"{s:.6f}" in text for s in scores)
 
 
@@ -232,7 +259,7 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
 def test_a_diagnostic_that_tells_failures_is_registered_and_gates_after_two_more_versions(tmp_path):
     found = evolution(tmp_path / "campaign", "slow", versions=5, diagnostics="evolving")
     found.run()
-    known = {d.id: d for d in found.diagnostics("v999")}
+    known = {d.id: d for d in found.versions.diagnostics("v999") if d.unit == "trajectory"}
     # Only errors are made up to depend on the outcome; the level falls with each test.
     registered = {d.id for d in known.values() if d.status in ("registered", "gating")}
     assert registered and all("errors" in known[id].formula for id in registered)
@@ -244,17 +271,20 @@ def test_a_diagnostic_that_tells_failures_is_registered_and_gates_after_two_more
         assert d.test.auc > 0.6 and d.alert >= d.warn and d.direction == "up_is_bad"
     fixed = evolution(tmp_path / "fixed", "slow", versions=2)
     fixed.run()
-    assert fixed.diagnostics("v999") == []
+    assert fixed.versions.diagnostics("v999") == []
 
 
 def test_what_a_backtest_refuses_is_not_trained_and_does_not_count(tmp_path):
     found = evolution(tmp_path / "campaign", "leash", versions=2)
     found.run()
-    refused = [v for v in found.campaign.versions()[1:] if found.verdict(v).kind == "refused"]
+    refused = [v for v in found.campaign.versions()[1:] if found.versions.verdict(v).kind == "refused"]
     assert refused and len(found.campaign.versions()) == 3 + len(refused)
     for version in refused:
-        assert not any(run.exists() for run in found.runs(version).values())
-        assert found.campaign.read(version, "backtest")["refused"] == found.verdict(version).decided.sentence
+        assert not any(run.exists() for run in found.versions.runs(version).values())
+        assert (
+            found.campaign.read(version, "backtest")["refused"]
+            == found.versions.verdict(version).decided.sentence
+        )
     trained = [v for v in found.campaign.versions()[1:] if v not in refused]
     assert all(
         found.campaign.read(v, "evidence")["came"].keys() == {"live", "tokens", "revived"} for v in trained
@@ -265,7 +295,7 @@ def test_the_test_split_is_refused_before_the_end(tmp_path):
     c = config()
     c.environment.eval_split = "test"
     with pytest.raises(ValueError, match="--final reads the test once"):
-        loop.settled(c)
+        start.settled(c)
 
 
 def test_two_campaigns_share_their_runs_and_one_folder_holds_one_campaign(tmp_path):
@@ -296,12 +326,12 @@ def test_a_lever_that_moves_the_judge_is_caught_by_the_canary(tmp_path, monkeypa
     half = lambda c: {"/2": bad.moves(c)["/2"]}
     table = {"rollout.max_length": levers.Lever("rollout.max_length", "limits", (key,), half)}
     found = evolution(tmp_path / "campaign", "slow", versions=1, proposer="placebo")
-    monkeypatch.setattr(found, "levers", table)
+    monkeypatch.setattr(found.versions, "levers", table)
     monkeypatch.setattr(levers.idle, "idle", lambda c: {})
     found.run()
     (told,) = levers_of(found)
     assert told == ("rollout.max_length", "/2", "invalid")
-    assert found.verdict("v001").decided.name == "canary"
+    assert found.versions.verdict("v001").decided.name == "canary"
 
 
 class Bait:
@@ -319,7 +349,7 @@ def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_pa
         monkeypatch.setattr(found, "_proposes", Bait())
         monkeypatch.setattr(found, "_backtest", lambda version: {"refused": None})
         found.run()
-        kinds[audit] = found.verdict("v001")
+        kinds[audit] = found.versions.verdict("v001")
     assert kinds["none"].kind == "promoted"
     refused = kinds["replay"]
     assert refused.kind == "invalid" and refused.higher_and_refused and refused.decided.name == "audit"
@@ -329,3 +359,55 @@ def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_pa
     rejected = told["audit"]["rejected"]
     assert len(rejected) == told["audit"]["judged"] == 64
     assert rejected[0]["why"] == "The tool hack was called." and rejected[0]["task"] == "held_out-0"
+
+
+class Sets:
+    """Sets one key to one value after the other, from the start. No move gives such values."""
+
+    def __init__(self, key, *values):
+        self.key, self.values = key, values
+
+    def propose(self, history, rng):
+        number = len(history.versions) - 1
+        if number == len(self.values):
+            return None
+        changes = {self.key: self.values[number]}
+        return Proposal("v000", self.key, f"{changes}", changes, "To see what comes.", "sets")
+
+
+def setting(found, monkeypatch, key, *values):
+    monkeypatch.setattr(found, "_proposes", Sets(key, *values))
+    monkeypatch.setattr(found, "_check", lambda *proposal: None)
+
+
+@pytest.mark.slow
+def test_a_value_of_steps_is_registered_by_what_it_foretold_on_past_runs(tmp_path, monkeypatch):
+    """The divergence of the first half foretells the made-up gain of the second."""
+    monkeypatch.setattr("coevolve_jax.testing.campaign.STEP_NOISE", 0.0)
+    monkeypatch.setattr("coevolve_jax.harness.diagnostics.invent", lambda *a, **k: [])  # these take long
+    found = evolution(tmp_path / "campaign", "slow", versions=6, diagnostics="evolving")
+    setting(found, monkeypatch, "learner.learning_rate", 3e-5, 9e-5, 5e-5, 7e-5, 4e-5, 6e-5)
+    monkeypatch.setattr(found, "_backtest", lambda version: {"refused": None})
+    found.run()
+    of = lambda before: {d.id: d for d in found.versions.diagnostics(before) if d.unit == "step"}
+    assert {d.status for d in of("v001").values()} == {"tracked"}  # two runs
+    assert {d.status for d in of("v005").values()} == {"tracked"}  # ten
+    kl = of("v006")["kl"]
+    assert kl.status == "registered" and kl.direction == "down_is_bad" and len(kl.test.runs) == 12
+    assert kl.test.tau == pytest.approx(1) and kl.test.level == 0.025 and kl.alert <= kl.warn
+    # After v006 the next one is tested, at the next level.
+    tested = {id: d for id, d in of("v007").items() if d.test}
+    assert [d.test.number for d in tested.values()] == [1, 2] and list(tested) == ["kl", "entropy"]
+    assert "missing in 14 of 14 runs" in tested["entropy"].test.refused  # the made-up learner has none
+    assert found.replay() == []
+
+
+def test_a_move_whose_gradient_does_not_raise_successes_is_refused(tmp_path, monkeypatch):
+    """The made-up gradient: a strong pull to the start is all of it."""
+    found = evolution(tmp_path / "campaign", "none", versions=1)
+    setting(found, monkeypatch, "learner.kl_coef", 2.7)
+    found.run()
+    verdict = found.versions.verdict("v001")
+    assert verdict.kind == "refused" and verdict.decided.sentence.startswith("The KL term has 100%")
+    assert (verdict.decided.value, verdict.decided.bound) == (1.0, 0.9)
+    assert found.campaign.read("v001", "backtest")["checks"]["kl_share"] == [1.0, 0.9, False]

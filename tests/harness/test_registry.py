@@ -208,16 +208,47 @@ def test_successes_that_look_different_order_an_audit():
     assert apart.auc is None and not registry.orders_audit(apart)
 
 
+def runs_of(values, gains, seeds=2):
+    """version -> (value, gain) of each run, whose seeds are alike."""
+    return {f"v{i:03d}": [(x, y)] * seeds for i, (x, y) in enumerate(zip(values, gains, strict=True))}
+
+
 def test_a_value_of_steps_is_registered_by_what_it_foretells():
     rng = np.random.default_rng(9)
-    gains = rng.normal(size=16)
-    told = registry.foretells(gains + 0.1 * rng.normal(size=16), gains, number=1, rng=rng)
-    assert told.refused is None and told.tau > 0.7
-    tied = np.arange(16) // 3
+    gains = rng.normal(size=8)
+    told = registry.foretells(runs_of(gains**3, gains), number=1, rng=rng)
+    assert told.refused is None and told.tau == pytest.approx(1) and told.direction == "down_is_bad"
+    assert (told.versions, len(told.runs), told.nominal) == (8, 16, False)
+    assert registry.foretells(runs_of(-gains, gains), number=1, rng=rng).direction == "up_is_bad"
+    tied = np.arange(8) // 3
     tau = registry.scipy.stats.kendalltau(tied, gains).statistic
-    assert registry.foretells(tied, gains, number=1, rng=rng, permutations=9).tau == pytest.approx(tau)
-    assert "above the level" in registry.foretells(rng.normal(size=16), gains, number=3, rng=rng).refused
-    assert "12 are the least" in registry.foretells(gains[:11], gains[:11], number=1, rng=rng).refused
+    assert registry.foretells(runs_of(tied, gains), number=1, rng=rng).tau == pytest.approx(tau)
+    again = registry.foretells(runs_of(gains, gains), number=2, rng=rng, used=told.runs[:1])
+    assert again.nominal and again.level == level(2)
+    kept = Diagnostic("kl", "step", "kl", "down_is_bad", "registered", test=told)
+    assert Diagnostic.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+
+
+def test_what_foretells_nothing_is_refused_with_a_reason():
+    rng, x = np.random.default_rng(9), np.arange(6.0)
+    refused = lambda runs, number=1: registry.foretells(runs, number=number, rng=rng).refused
+    assert "It has 10 runs of 5 versions: 12 of 6 are the least" in refused(runs_of(x[:5], x[:5]))
+    assert "It has 12 runs of 3 versions" in refused(runs_of(x[:3], x[:3], seeds=4))
+    assert "missing in 2 of 12 runs" in refused(runs_of([None, *x[1:]], x))
+    assert "above the level" in refused(runs_of([3, 0, 5, 1, 4, 2], x))
+    assert refused(runs_of(x, x)) is None  # p is 2 of 720 orders
+    assert "above the level" in refused(runs_of(x, x), number=5)
+
+
+def test_two_seeds_of_a_version_are_one_observation():
+    """Without a true relation, versions whose seeds are alike are registered no more often than the level."""
+    found = [
+        registry.foretells(runs_of(*np.random.default_rng(i).normal(size=(2, 6))), number=1,
+                           rng=np.random.default_rng(i), permutations=720)
+        for i in range(200)
+    ]  # fmt: skip
+    p = np.array([f.p for f in found])
+    assert (p <= 0.05).mean() <= 0.08 and sum(f.refused is None for f in found) <= 10
 
 
 def test_the_inventor_finds_what_tells_failures_apart_and_proposes_nothing_twice():

@@ -8,12 +8,12 @@ import numpy as np
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
-from coevolve_jax.harness import campaign, final, loop
+from coevolve_jax.harness import campaign, final, loop, start
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.records.rollouts import write_evaluation
-from coevolve_jax.testing.campaign import evaluate_made_up, train_made_up, verify_made_up
+from coevolve_jax.testing.campaign import MADE_UP, train_made_up
 from coevolve_jax.types import Group, Outcome, Step, Trajectory
 from tests.harness.support import config
 from tests.support.report_cases import CALLS, fake_task
@@ -50,7 +50,7 @@ class Recorded(loop.Evolution):
 def launch(jobs, side_by_side):
     """Trains as the made-up trainer does, and writes transcripts of six tasks and the seconds."""
     failed = train_made_up(jobs, side_by_side)
-    for job in (job for job in jobs if job.start):
+    for job in (job for job in jobs if job.start and not job.until):
         rng = np.random.default_rng(job.config.seed)
         learner = job.config.learner
         solved = (0, 2, 4) if learner.skip_zero_variance_groups else (0, 1, 2)
@@ -93,7 +93,7 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     c, whole, half = config("slow", versions=2, seeds=(0,)), folder / "whole", folder / "half"
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
     begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
-    store = Store(folder / "store", loop.without_harness(c), launch, evaluate_made_up, verify_made_up, jobs=1)
+    store = Store(folder / "store", start.without_harness(c), MADE_UP._replace(launch=launch), jobs=1)
     found = Recorded(begun, c, store, after=lambda: report.write_report(whole))
     for version in ("v001", "v002", "v003", None):
         try:

@@ -19,6 +19,31 @@ const svg = (tag, attributes, ...children) => {
   return node;
 };
 
+// A value beside the bound that decided: a line for the bound, a dot for the value, rings for values to compare with.
+//   others: [name, value]. lines: [name, value], of which the last is the bound.
+const BOUND_LINE = { width: 420, height: 46, edge: 70 };
+const boundLine = (value, lines, ok, { format = plain, others = [] } = {}) => {
+  const known = [["", value], ...lines, ...others].filter(([, x]) => typeof x === "number");
+  const [low, high] = [Math.min(...known.map(([, x]) => x)), Math.max(...known.map(([, x]) => x))];
+  const at = (x) => BOUND_LINE.edge + ((x - low) / (high - low || 1)) * (BOUND_LINE.width - 2 * BOUND_LINE.edge);
+  const text = (x, y, words) => svg("text", { x, y, "text-anchor": "middle" }, words);
+  const told = known.map(([name, x]) => `${name || "value"} ${format(x)}`).join(", ");
+  const dot = svg("circle", { cx: at(value), cy: 24, r: 5, class: ok ? "held" : "missed" });
+  return svg(
+    "svg",
+    { class: "bound-line", width: BOUND_LINE.width, height: BOUND_LINE.height, role: "img", "aria-label": told },
+    svg("title", {}, told),
+    svg("path", { class: "axis", d: `M${BOUND_LINE.edge / 2} 24H${BOUND_LINE.width - BOUND_LINE.edge / 2}` }),
+    ...lines.flatMap(([name, x]) => [
+      svg("path", { class: "bound", d: `M${at(x)} 14V34` }),
+      text(at(x), 10, `${name} ${format(x)}`),
+    ]),
+    ...others.map(([, x]) => svg("circle", { cx: at(x), cy: 24, r: 3.5, class: "other" })),
+    dot,
+    text(at(value), 45, format(value)),
+  );
+};
+
 const setting = (x) => (x === null ? "none" : typeof x === "object" ? JSON.stringify(x) : String(x));
 const shown = (x) => (typeof x === "number" ? plain(x) : setting(x));
 const changesOf = (v) => v.changes.map(([key, was, now]) => `${key}: ${setting(was)} → ${setting(now)}`);
@@ -145,8 +170,51 @@ const rowTable = (v) =>
     ]),
   );
 
+const bounded = (v, r) => {
+  if (typeof r.value !== "number" || typeof r.bound !== "number") return null;
+  if (r.name !== "score") return boundLine(r.value, [["bound", r.bound]], r.ok);
+  return boundLine(r.value, [["bound", r.bound]], r.ok, { format: points, others: Object.entries(v.by_seed ?? {}) });
+};
 const ruleOf = (v) => (r) =>
-  h("li", { class: r.name === v.decided ? "deciding" : "" }, tick(r.ok), h("b", {}, r.name), ` ${r.sentence}`);
+  h(
+    "li",
+    { class: r.name === v.decided ? "deciding" : "" },
+    tick(r.ok),
+    h("b", {}, r.name),
+    ` ${r.sentence}`,
+    (r.name === v.decided || r.name === "score") && bounded(v, r),
+  );
+
+const watched = (v) =>
+  v.watched.length > 0 && [
+    h("h4", {}, "Registered diagnostics: parent (ring), this version (dot), and their thresholds"),
+    v.watched.map(([id, d]) => {
+      const worse = (x, bound) => bound !== null && (d.direction === "up_is_bad" ? x > bound : x < bound);
+      const lines = [["warn", d.warn], ["alert", d.alert]].filter(([, x]) => x !== null);
+      const others = d.before === null ? [] : [["parent", d.before]];
+      const told = d.gating ? " may refuse a promotion" : " refuses nothing yet";
+      return h(
+        "div",
+        { class: "watched" },
+        h("b", {}, id),
+        soft(told),
+        d.after === null ? note("no value") : boundLine(d.after, lines, !worse(d.after, d.alert), { others }),
+      );
+    }),
+  ];
+
+const underWay = (v, { training: t }) =>
+  t?.version === v.id && [
+    note(t.text),
+    Object.entries(t.done).map(([seed, done]) =>
+      h("div", { class: "way" }, `seed ${seed} `, h("progress", { max: t.steps, value: done }), ` ${done} of ${t.steps} steps`),
+    ),
+  ];
+
+const smoke = ({ smoke: s }) =>
+  "failed" in s
+    ? note(`Its first steps failed: ${s.failed}`)
+    : "live" in s && note(`In its first steps ${percent(s.live)} of the groups are learned from; in the parent's ${percent(s.parent)}.`);
 const bySeed = (v) =>
   Object.entries(v.by_seed)
     .map(([seed, d]) => `seed ${seed} ${points(d)}`)
@@ -161,9 +229,12 @@ const versionCard = (v, view, store) =>
     changesOf(v).map((text) => h("code", { class: "call" }, text)),
     hypothesis(v),
     backtest(v),
+    smoke(v),
+    underWay(v, view),
     v.row.length > 0 && rowTable(v),
     v.rules.length > 0 && h("h4", {}, "The rules of its verdict"),
     h("ul", { class: "rules" }, v.rules.map(ruleOf(v))),
+    watched(v),
     v.difference !== null &&
       note(`Child − parent on the selection set: ${bySeed(v)} points; standard error ${(100 * v.se).toFixed(1)}.`),
     v.transcripts.length > 0 && h("h4", {}, "Rollouts of the selection set"),
@@ -191,30 +262,44 @@ const refusedBox = (view, store) => {
 
 const RANKS = ["gating", "registered", "tracked", "retired", "refused"];
 const registry = (view) => {
-  const rows = view.diagnostics.toSorted((a, b) => RANKS.indexOf(a.status) - RANKS.indexOf(b.status));
+  const [tracked, rest] = [[], []];
+  for (const d of view.diagnostics) (d.status === "tracked" ? tracked : rest).push(d);
+  const rows = rest.toSorted((a, b) => RANKS.indexOf(a.status) - RANKS.indexOf(b.status));
+  const more = h("summary", { class: "note" }, `${tracked.length} values of steps that are tracked and not tested yet`);
   const versionsOf = (test) =>
     Object.entries(test?.by_version ?? {}).map(([id, [auc]]) => h("div", {}, `${id} ${plain(auc)}`));
   return part(
     "Registry of diagnostics",
     note("AUC: how often a failed rollout has the higher value than a solved one of the same task; 0.5 says nothing."),
-    note("The j-th test of a campaign has the level 0.05 / (j (j + 1))."),
+    note("tau: how a value over the first half of a run foretells the gain of the second, over versions; 0 says nothing."),
+    note("The j-th test of a campaign, of AUC or of tau, has the level 0.05 / (j (j + 1))."),
     rows.length
       ? table(
-          ["diagnostic", "status", "AUC", "by version", "p", "level", "groups", "warn, alert", "born", ""],
+          ["diagnostic", "status", "AUC or tau", "by version", "p", "level", "of", "warn, alert", "born", ""],
           rows.map(({ test, ...d }) => [
             wide(h("b", {}, d.id), ` of a ${d.unit} `, h("code", {}, d.formula)),
             hued(d.status),
-            plain(test?.auc),
+            test && "tau" in test ? `tau ${plain(test.tau)}` : plain(test?.auc),
             versionsOf(test),
             pText(test?.p),
             plain(test?.level),
-            plain(test?.groups),
+            test && "tau" in test ? `${test.versions} versions` : `${plain(test?.groups)} groups`,
             d.warn === null ? "—" : `${plain(d.warn)}, ${plain(d.alert)}`,
             d.born || d.proposer,
             wide(test?.refused, test?.nominal && " An earlier test used some of these runs, so p is nominal."),
           ]),
         )
-      : missing("No diagnostic was proposed yet."),
+      : missing("No diagnostic was tested yet."),
+    tracked.length > 0 &&
+      h(
+        "details",
+        { class: "spaced" },
+        more,
+        table(
+          ["value of a step", ""],
+          tracked.map((d) => [d.id, wide(h("code", {}, d.formula))]),
+        ),
+      ),
   );
 };
 

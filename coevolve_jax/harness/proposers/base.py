@@ -3,7 +3,8 @@
 A proposer is a module with `make(config) -> Proposer`; config.harness.proposer names it, as
 config.strategy.name names a strategy. A module may set `RULES`, the conditions of its campaigns' verdicts
 (verdict.py), `BACKTEST` to False, where versions are trained unseen, and `REPEATABLE` to False, where it may
-answer otherwise when it is asked again.
+answer otherwise when it is asked again. A proposer may also `invent` diagnostics (`Inventor`), and ask a
+model (`Asking`).
 
 No proposer sees the selection set or the test: of a version's score it is told what `Seen` holds.
 """
@@ -11,7 +12,7 @@ No proposer sees the selection set or the test: of a version's score it is told 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.harness.levers import Changes, Lever, Refused, move
 from coevolve_jax.harness.records import Proposal, Skill
+from coevolve_jax.harness.registry import Diagnostic
+from coevolve_jax.harness.templates import Candidate
+from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.types import Group
 
 
@@ -47,7 +51,8 @@ class History:
     """All that a proposer knows.
 
     configs: version -> config. levers: the open ones. skills: with their record so far. rollouts: version ->
-    groups of its training on the half of the tasks that proposers see (registry.py).
+    groups of its training on the half of the tasks that proposers see (registry.py). diagnostics: with their
+    tests. names: version -> the tools and stop reasons of that half, which a formula may name.
     """
 
     versions: Sequence[Seen]
@@ -55,6 +60,8 @@ class History:
     levers: Mapping[str, Lever]
     skills: Sequence[Skill]
     rollouts: Callable[[str], Sequence[Group]] = lambda version: ()
+    diagnostics: Sequence[Diagnostic] = ()
+    names: Callable[[str], Collection[str]] = lambda version: ()
 
     @property
     def best(self) -> Seen:
@@ -88,4 +95,25 @@ class Proposer(Protocol):
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         """Returns the next proposal; None where nothing is left to try."""
+        ...
+
+
+class Asking(Protocol):
+    """A proposer that asks a model."""
+
+    @property
+    def llm_calls(self) -> Sequence[LLMCall]:
+        """All questions so far, those of `resume` first."""
+        ...
+
+    def resume(self, llm_calls: Sequence[LLMCall]) -> None:
+        """Takes the questions of an earlier process, which have used up some of the budget."""
+        ...
+
+
+class Inventor(Protocol):
+    """A proposer that also says which formulas might tell failures from successes."""
+
+    def invent(self, history: History, version: str, rng: np.random.Generator) -> list[Candidate]:
+        """Returns formulas to be tested after a version was judged, each checked by expressions.py."""
         ...

@@ -1,38 +1,46 @@
 """A language model proposes one move of one lever, with a hypothesis. The scripted proposer stands in for it.
 
 The model's answer is six short values. Lever, move, diagnostic and direction must be names of the tables, so
-text becomes a value in a range and nothing else. What it reads holds no selection or test task, no path, and
-no score finer than one standard error. A wrong, late or unaffordable answer is counted, and the scripted
-proposer goes on.
+text becomes a value in a range and nothing else. After each version it may also invent a diagnostic. That is
+a formula, which is checked as any other (diagnosis/expressions.py) and counts only if its test says so.
+
+What the model reads holds no selection or test task, no path, and no score finer than one standard error. A
+wrong, late or unaffordable answer is counted, and the scripted proposer goes on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
 from pydantic import BaseModel, Field
 
 from coevolve_jax import config as configs
+from coevolve_jax.diagnosis import expressions
+from coevolve_jax.diagnosis.features import fields
 from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.harness.diagnostics import LIVE
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.proposers.scripted import Scripted
 from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.skills import holding
+from coevolve_jax.harness.templates import Candidate
 from coevolve_jax.llm.answers import Client
-from coevolve_jax.llm.client import Client as Asking
+from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.client import Client as Server
 from coevolve_jax.llm.prompting import Prompts, json_line, line, step_line
 
 REPEATABLE = False  # the same question may get another answer, so --replay takes the proposal as it is
 PROMPTS = Prompts(Path(__file__).with_name("prompts"))
-ROLE = "propose"
+PROPOSE, INVENT = "propose", "invent"  # roles, and names of prompts
 LAST = 12  # versions that a question tells of
 SHOWN = 6  # rollouts
-ATTEMPTS = 3  # questions, at most, for one proposal
+ATTEMPTS = 2  # questions, at most, for one proposal; a formula takes one more
 
 
 class Answer(BaseModel):
@@ -46,23 +54,43 @@ class Answer(BaseModel):
     least: float = Field(ge=0, allow_inf_nan=False)
 
 
+class Invention(BaseModel):
+    """A model's formula."""
+
+    unit: Literal["trajectory", "step"]
+    formula: str = Field(max_length=expressions.LENGTH)
+
+
+class Resumable(Client, Protocol):
+    """A client that can be told what an earlier process has asked."""
+
+    def resume(self, llm_calls: Iterable[LLMCall]) -> None: ...
+
+
 class Model:
     """Asks a client.
 
     refused: refusals of its answers, a sentence each, newest last.
     """
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Resumable):
         self.client, self.refused = client, list[str]()
         self._scripted = Scripted()
+
+    @property
+    def llm_calls(self) -> Sequence[LLMCall]:
+        return self.client.llm_calls
+
+    def resume(self, llm_calls: Sequence[LLMCall]) -> None:
+        self.client.resume(llm_calls)
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         parent = history.best
         for _ in range(ATTEMPTS):
             question = PROMPTS.question(
-                ROLE, int(rng.integers(2**31)), {"version": parent.id}, **self._told(history, parent)
+                PROPOSE, int(rng.integers(2**31)), {"version": parent.id}, **self._told(history, parent)
             )
-            (answer,) = self.client.ask(ROLE, [question], Answer)
+            (answer,) = self.client.ask(PROPOSE, [question], Answer)
             if answer is None:
                 break
             if found := self._checked(history, parent, answer):
@@ -87,9 +115,33 @@ class Model:
             expects=Expectation(answer.diagnostic, answer.direction, answer.least),
         )
 
-    def _refuse(self, why: str) -> None:
+    def invent(self, history: History, version: str, rng: np.random.Generator) -> list[Candidate]:
+        """Returns the model's formula, if it gives one that can be tested."""
+        names = sorted(history.names(version))
+        known = {name: value for name, value in history.versions[-1].row.items() if value is not None}
+        question = PROMPTS.question(
+            INVENT,
+            int(rng.integers(2**31)),
+            {"version": version},
+            fields={unit: list(fields(unit).values()) for unit in ("trajectory", "step")},
+            names=[json_line({"name": name})[9:-1] for name in names],
+            values=[(name, f"{value:.4g}", MEANINGS[name]) for name, value in known.items()],
+            tested=[f"{d.formula} ({d.unit}): {d.status}" for d in history.diagnostics if d.test],
+            rollouts=list(_rollouts(history, version)),
+        )
+        (answer,) = self.client.ask(INVENT, [question], Invention)
+        if answer is None:
+            return []
+        try:
+            expressions.compile(answer.formula, answer.unit, names)
+        except expressions.ExpressionError as error:
+            self._refuse(str(error), INVENT)
+            return []
+        return [Candidate(f"llm_{version}", answer.formula, None, answer.unit, "llm")]
+
+    def _refuse(self, why: str, role: str = PROPOSE) -> None:
         self.refused.append(why)
-        self.client.costs[f"refused/{ROLE}"] += 1
+        self.client.costs[f"refused/{role}"] += 1
 
     def _told(self, history: History, parent: Seen) -> dict:
         new: dict[str, list[str]] = {}
@@ -103,6 +155,7 @@ class Model:
             "versions": [_version(v) for v in history.versions[-LAST:]],
             "skills": [f"{s.because} Then: {s.lever} {s.move}." for s in holding(history.skills, parent.row)],
             "levers": [f"{key} = {_value(config, key)}: {', '.join(moves)}" for key, moves in new.items()],
+            "diagnostics": [_diagnostic(d) for d in history.diagnostics if d.status in LIVE],
             "rollouts": list(_rollouts(history, parent.id)),
         }
 
@@ -113,6 +166,12 @@ def _version(seen: Seen) -> str:
         f"{seen.proposal.lever} {seen.proposal.move} of {seen.proposal.parent}" if seen.proposal else "start"
     )
     return f"{seen.id}: {move}, {seen.kind}, {score}. {line(seen.decided)}".rstrip()
+
+
+def _diagnostic(d: Diagnostic) -> str:
+    worse = "higher" if d.direction == "up_is_bad" else "lower"
+    told = f"{worse} in failures" if d.unit == "trajectory" else f"{worse} where later gains are small"
+    return f"{d.formula} (of a {d.unit}): {told}"
 
 
 def _value(config: ConfigDict, key: str) -> str:
@@ -135,7 +194,7 @@ def make(config: ConfigDict) -> Model:
             "config.harness.proposer is 'llm', and the config has no section harness_model: make one by "
             "coevolve_jax.config.harness_model()."
         )
-    client = Asking(config.harness_model, section="harness_model")
+    client = Server(config.harness_model, section="harness_model")
     client.found()
     if math.isclose(config.harness_model.budget_tokens, 0):
         raise ValueError(

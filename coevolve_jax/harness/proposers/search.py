@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.harness.levers import Refused, changed
+from coevolve_jax.harness.levers import SEVERAL, Refused, changed
 from coevolve_jax.harness.proposers.base import History
 from coevolve_jax.harness.records import Proposal
 from coevolve_jax.seeding import rng_for
@@ -40,7 +40,7 @@ class Search:
                 continue  # it does not go with the levers before it
             changes |= lever.moves(config)[name]
             told.append(f"{lever.name} {name}")
-        return Proposal(start, "search", "; ".join(told), changes, "A point of the design.", "search")
+        return Proposal(start, SEVERAL, "; ".join(told), changes, "A point of the design.", "search")
 
 
 def make(config: ConfigDict) -> Search:

@@ -1,0 +1,114 @@
+"""Hostile proposers: whatever they say, a frozen key stays, and one sentence says why it is refused."""
+
+import dataclasses
+
+import pytest
+
+from coevolve_jax.harness import levers
+from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.templates import Candidate
+from tests.harness.support import evolution, files
+
+GOOD = Proposal(
+    "v000", "learner.learning_rate", "x3", {"learner.learning_rate": 3e-5}, "It is slow.", "hostile",
+    expects=Expectation("kl_last", "up", 0.001),
+)  # fmt: skip
+SEVERAL = {"lever": levers.SEVERAL, "move": ""}
+UP = Expectation("kl_last", "up", 0.001)
+HOSTILE = {
+    "a path as parent": {"parent": "../../store/x"},
+    "a parent that is not there": {"parent": "v007"},
+    "a lever that is a path": {"lever": "../verdict.py"},
+    "a lever that is code": {"lever": "__import__('os').system('true')"},
+    "a key outside the levers": {"changes": {"environment.eval_split": "test"}},
+    "a key beside the lever's": {"changes": {"learner.learning_rate": 3e-5, "evaluation.tasks": 1}},
+    "a value that no move gives": {"changes": {"learner.learning_rate": 1e9}},
+    "a seed": {**SEVERAL, "changes": {"seed": 7}},
+    "several, one out of range": {**SEVERAL, "changes": {"learner.learning_rate": 1e9}},
+    "several, not a number": {**SEVERAL, "changes": {"learner.learning_rate": float("nan")}},
+    "a module of its own": {**SEVERAL, "changes": {"strategy.name": "tests.harness.test_hostile"}},
+    "a test task in a term": {
+        **SEVERAL, "changes": {"reward.terms": ("tools.exists(t, t == 'held_out-0'):0.3",)},
+    },
+    "half of a lever": {**SEVERAL, "changes": {"rollout.group_size": 16}},
+    "no value of training": {"expects": dataclasses.replace(UP, diagnostic="success_on_selection")},
+    "no direction": {"expects": dataclasses.replace(UP, direction="sideways")},
+    "not a number": {"expects": dataclasses.replace(UP, least=float("nan"))},
+    "less than nothing": {"expects": dataclasses.replace(UP, least=-1.0)},
+    "ten megabytes": {"because": "x" * 10_000_000},
+    "a task as evidence": {"evidence": {"held_out-0": 1.0}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """A campaign whose start is judged and whose v001 is due, and its files."""
+    found = evolution(tmp_path_factory.mktemp("hostile") / "campaign", "slow", versions=1)
+
+    class Silent:
+        def propose(self, history, rng):
+            raise KeyboardInterrupt
+
+    found._proposes = Silent()
+    with pytest.raises(KeyboardInterrupt):
+        found.run()
+    return found, files(found.campaign.folder)
+
+
+class Proposes:
+    def __init__(self, proposal):
+        self.proposal = proposal
+
+    def propose(self, history, rng):
+        return self.proposal
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_proposal_is_refused_in_one_sentence_and_writes_nothing(name, started, monkeypatch):
+    found, before = started
+    monkeypatch.setattr(found, "_proposes", Proposes(dataclasses.replace(GOOD, **HOSTILE[name])))
+    with pytest.raises(levers.Refused) as refused:
+        found.run()
+    assert "\n" not in str(refused.value) and 20 < len(str(refused.value)) < 1500
+    assert files(found.campaign.folder) == before and found.campaign.next() == ("v001", "proposal")
+
+
+def test_the_same_proposal_without_what_is_hostile_passes(started, monkeypatch):
+    found, _ = started
+    several = dataclasses.replace(GOOD, **SEVERAL)
+    monkeypatch.setattr(found, "_proposes", Proposes(GOOD))
+    assert found._proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
+    monkeypatch.setattr(found, "_proposes", Proposes(several))
+    assert found._proposal("v001")["lever"] == levers.SEVERAL
+
+
+FORMULAS = [
+    Candidate("a", "tools.exists(t, t == 'held_out-0')"),
+    Candidate("b", "tools.exists(t, t == 's0')", unit="trajectory"),
+    Candidate("c", "open('../evaluations.jsonl')"),
+    Candidate("../d", "double(errors)"),
+    Candidate("e", "double(errors)", unit="../e"),
+    Candidate("kl", "double(errors)"),  # a name that is taken
+    Candidate("f", "success"),
+]
+
+
+def test_hostile_formulas_are_left_out_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("coevolve_jax.testing.campaign.GROUPS", 40)  # enough for a test after the start
+    found = evolution(tmp_path / "campaign", "slow", versions=1, diagnostics="evolving")
+    said = []
+    found._say = said.append
+
+    class Invents:
+        def propose(self, history, rng):
+            return None
+
+        def invent(self, history, version, rng):
+            return [*FORMULAS, Candidate("good", "double(errors) / double(calls)", proposer="hostile")]
+
+    found._proposes = Invents()
+    found.run()
+    known = {d.id: d for d in found.versions.diagnostics("v001") if d.born}
+    assert known["good"].test.number == 1 and not {c.id for c in FORMULAS} & known.keys()
+    refused = [text for text in said if text.startswith("A proposed diagnostic is left out: ")]
+    assert len(refused) == len(FORMULAS) and not any("\n" in text for text in refused)
