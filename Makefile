@@ -3,6 +3,8 @@ PYTHON ?= python3
 # Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
 TORCH_PIP ?=
+# Another JAX than requirements/main.txt pins, e.g. make test-fast PYTHON=python3.13 JAX=0.10.2 VENV=.venv-oldest
+JAX ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 CHECK := .venv-check
@@ -72,7 +74,8 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements/main.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bfcl.txt
+	$(if $(JAX),$(RUN) -m pip install --quiet --disable-pip-version-check jax==$(JAX) jaxlib==$(JAX))
+	$(RUN) experiments/set_up.py bfcl
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -110,28 +113,9 @@ $(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/patch_sglang_cpu.
 	SGLANG_USE_CPU_ENGINE=0 $(SGLANG)/bin/python -c "import sglang.srt.entrypoints.http_server, sglang.srt.models.registry" 2> $(SGLANG)/imported.log || { tail -5 $(SGLANG)/imported.log; exit 1; }
 	@touch $@
 
-# The games lie in there too: those of another version are others.
-$(TEXTWORLD)/.installed: requirements/textworld.txt
-	@command -v $(CC) >/dev/null || { echo "TextWorld needs a C compiler for jericho, and there is no $(CC): install gcc, or name one (make CC=clang)."; exit 1; }
-	rm -rf $(TEXTWORLD)
-	$(PYTHON) -m venv $(TEXTWORLD)
-	$(TEXTWORLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@touch $@
-
-$(TAU2)/.installed: requirements/tau2.txt
-	rm -rf $(TAU2)
-	$(PYTHON) -m venv $(TAU2)
-	$(TAU2)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@touch $@
-
-# `appworld install` unpacks its apps, which lie encrypted in the wheel; it works offline. Data that was downloaded stays.
-$(APPWORLD)/.installed: requirements/appworld.txt
-	rm -rf $(addprefix $(APPWORLD)/,bin include lib lib64 pyvenv.cfg own)
-	$(PYTHON) -m venv $(APPWORLD)
-	$(APPWORLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	APPWORLD_CACHE=$(APPWORLD)/cache $(APPWORLD)/bin/appworld install
-	$(APPWORLD)/bin/python -m compileall -q $(APPWORLD)/lib
-	$(APPWORLD)/bin/python -P experiments/appworld_tasks.py
+# The environment families that have a virtual environment of their own.
+$(TEXTWORLD)/.installed $(TAU2)/.installed $(APPWORLD)/.installed: .%/.installed: requirements/%.txt
+	$(PYTHON) experiments/set_up.py $* --folder=$(@D)
 	@touch $@
 
 # Servers from PyPI, and two from npm where there is a node to run them.

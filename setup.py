@@ -1,3 +1,11 @@
-from setuptools import setup  # pyproject.toml has the metadata
+"""pyproject.toml has the metadata. A wheel also has copies of folders beside the package (shipped.py)."""
 
-setup()
+from setuptools import find_packages, setup
+
+FOLDERS = ("experiments", "configs", "configs/models", "requirements", "models/tiny_qwen3")
+COPIES = {f"coevolve_jax.checkout.{folder.replace('/', '.')}": folder for folder in FOLDERS}
+
+setup(
+    packages=[*find_packages(include=["coevolve_jax", "coevolve_jax.*"]), *COPIES],
+    package_dir=COPIES,
+)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax import envs, names
+from coevolve_jax import envs, names, shipped
 from coevolve_jax.config import keys
 from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -41,12 +41,14 @@ class Policy:
     """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
 
     params: None once a run has a TrainState and does not need the policy before RL (`loop.trainer.Trainer`).
+    folder: as it was named.
     """
 
     config: ModelConfig
     params: Any
     tokenizer: Any
     chat: Chat
+    folder: str = ""
 
 
 def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp.float32) -> Policy:
@@ -59,7 +61,7 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp
     model_config, params = hf_io.load(folder, dtype, mesh)
     tokenizer = load_tokenizer(folder)
     hf_io.check_tokenizer(model_config, tokenizer)
-    return Policy(model_config, params, tokenizer, Chat(tokenizer))
+    return Policy(model_config, params, tokenizer, Chat(tokenizer), os.fspath(folder))
 
 
 def family(config: ConfigDict) -> envs.Family:
@@ -245,7 +247,7 @@ def _sglang(
     root = Path(c.push_folder) if c.push_folder else shared
     pusher = Pusher(
         policy.config,
-        config.model,
+        shipped.folder(config.model),
         dtype=c.dtype,
         transport=c.push,
         root=root,

@@ -21,7 +21,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from coevolve_jax.analysis.loading import asked_for, load_run
+from coevolve_jax.analysis.loading import load_run
+from coevolve_jax.exports import tables
 from coevolve_jax.types import Task
 
 try:
@@ -133,21 +134,8 @@ def read(folder: str | os.PathLike, name: str = NAME, split: str = "train") -> S
 
 def columns(line: Mapping[str, Any]) -> dict[str, Any]:
     """Makes a row of FEATURES from a line of tasks.jsonl."""
-    lineage, record = line["lineage"], line["record"]
-    calls = [call["name"] for turn in line["turns"] for call in turn["calls"]]
-    score = lambda value: np.nan if value is None else value
-    return {
-        "task": json.dumps(line),
-        "id": _text(line["id"]),
-        "asked_for": _text(asked_for(line)),
-        "parent": _text(lineage["parent"] or ""),
-        "born": record["born"],
-        "tools": [_text(name) for name in dict.fromkeys(calls)],
-        "calls": len(calls),
-        "visits": record["trained"],
-        "first_score": score(record["first_score"]),
-        "last_score": score(record["last_score"]),
-    }
+    row = tables.task_row(line)
+    return {name: np.nan if row[name] is None else row[name] for name in FEATURES.keys()}
 
 
 def benchmark_columns(category: str, task: Task) -> dict[str, Any]:
@@ -165,11 +153,6 @@ def benchmark_columns(category: str, task: Task) -> dict[str, Any]:
 def task(row: Mapping[str, Any]) -> Task:
     """The task of a row from `read`, equal to the one that was written."""
     return Task.from_json(json.loads(row["task"]))
-
-
-def _text(value: str) -> bytes:
-    """Encodes text as UTF-8. A model's text may hold lone surrogates, which UTF-8 lacks: they are escaped."""
-    return value.encode("utf-8", "backslashreplace")
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):

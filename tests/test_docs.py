@@ -1,6 +1,7 @@
 """The documents: links, the length and the language of guides, the first page on one screen."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -56,7 +57,7 @@ def test_every_page_can_be_reached_from_the_first():
     assert {(ROOT / name).resolve() for name in PAGES} <= {page.resolve() for page in seen}
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/STATUS.md", *GUIDES])
+@pytest.mark.parametrize("name", ["README.md", "AGENTS.md", "docs/STATUS.md", *GUIDES])
 def test_files_named_are_there(name):
     """Paths are relative to the root or the package; other folders are a user's, or another project's."""
     for file in NAMED.findall((ROOT / name).read_text()):
@@ -136,7 +137,7 @@ def problems(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize("name", ["AGENTS.md", *GUIDES])
 def test_guides_are_short_and_plain(name):
     assert problems((ROOT / name).read_text()) == []
 
@@ -208,6 +209,25 @@ def test_the_first_page_is_one_screen_and_its_commands_are_the_makefiles():
     commands = set(re.findall(r"^    make ([\w-]+)", text, re.MULTILINE))
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= commands <= targets
+
+
+def test_what_agents_are_told_to_run_and_to_change_is_there():
+    text = (ROOT / "AGENTS.md").read_text()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"test-fast", "check"} <= set(re.findall(r"make ([\w-]+)", text)) <= targets
+    named = set(re.findall(r"`((?:[\w.-]+/)+)`|`([\w.-]+(?:/[\w.-]+)+)`", text))
+    paths = {folder or file for folder, file in named}
+    assert len(paths) > 20 and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_agents_are_told_where_every_folder_of_the_checkout_is():
+    """Folders that hold no code of ours are left out."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = {
+        name.partition("/")[0] for name in tracked.stdout.splitlines() if name.endswith(".py") and "/" in name
+    }
+    text = (ROOT / "AGENTS.md").read_text()
+    assert {folder for folder in code if f"`{folder}/" not in text} <= {"tpu_scripts", "typings"}
 
 
 SMALL = {

@@ -16,14 +16,17 @@ ALL = ("",)
 # name; "envs.*" is one package for each family.
 MAY_IMPORT = {
     "types": (),
-    "config": ("names", "config.schedule", "diagnosis.rewards", "llm.settings"),
+    "shipped": (),
+    "cli": ("shipped",),
+    "__main__": ("cli",),
+    "config": ("names", "shipped", "config.schedule", "diagnosis.rewards", "llm.settings"),
     "config.schedule": (),
     "seeding": (),
     "names": (),
     "event_loop": (),
     "distributed.sharding": (),
     "diagnosis": ("types",),
-    "models": ("distributed.sharding",),
+    "models": ("shipped", "distributed.sharding"),
     "grpo": ("types", "models", "distributed.sharding"),
     "envs.base": ("types",),
     "envs.calls": ("types",),
@@ -38,7 +41,7 @@ MAY_IMPORT = {
     "envs": ("envs.family",),
     "envs.*": ("types", "envs.base", "envs.calls", "envs.turns", "envs.lockdown"),
     "envs.folder_tools": ("types", "envs.base", "envs.mcp"),
-    "rollout": ("types", "models", "envs.base", "event_loop"),
+    "rollout": ("types", "shipped", "models", "envs.base", "event_loop"),
     "rollout.native": ("rollout", "models", "distributed.sharding"),
     "llm": ("types", "event_loop"),
     "explorers.base": ("types", "llm.calls"),
@@ -78,7 +81,7 @@ MAY_IMPORT = {
         "comparison",
     ),
     "harness.gradient": ("types", "names", "harness", "grpo", "models.decoder", "distributed.sharding"),
-    "planning": ("types", "config", "grpo", "models", "rollout.native", "distributed.sharding"),
+    "planning": ("types", "shipped", "config", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": ("envs.base",),
     "analysis": (
         "types",
@@ -101,14 +104,15 @@ MAY_IMPORT = {
         "synthesis",
         "rollout.chat",
     ),
-    "tfds_tasks": ("types", "analysis.loading"),
+    "exports": ("config", "records", "analysis.loading", "analysis.summary"),
+    "tfds_tasks": ("types", "analysis.loading", "exports.tables"),
     "distributed.gathering": ("distributed.sharding",),
     "build": ALL,
-    "comparison": ("types", "config", "names", "preemption", "records", "analysis.stats"),
+    "comparison": ("types", "shipped", "config", "names", "preemption", "records", "analysis.stats"),
     "train": ALL,
     "testing": ALL,
 }
-NOBODY_IMPORTS = ("train", "testing")
+NOBODY_IMPORTS = ("train", "testing", "__main__")
 # Known violations, as (file, module); delete an entry whose violation is gone.
 NOT_YET: set[tuple[str, str]] = set()
 WITHOUT_JAX = (

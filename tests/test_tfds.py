@@ -133,7 +133,7 @@ def test_what_cannot_be_written_or_read_is_told_in_one_sentence(workdir, tmp_pat
 
 
 def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(workdir, tmp_path):
-    command = ["experiments/export_tfds.py", f"--run={workdir}", f"--output={tmp_path / 'set'}"]
+    command = ["experiments/export.py", "--to=tfds", f"--run={workdir}", f"--output={tmp_path / 'set'}"]
     program = (
         "import runpy, sys; sys.argv = sys.argv[1:]; {}; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
@@ -170,7 +170,7 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
 )
 def test_the_command_says_in_one_sentence_what_it_cannot_write(options, why, tmp_path):
     (file := tmp_path / "file").write_text("")
-    command = [sys.executable, "experiments/export_tfds.py", *options, f"--output={file}"]
+    command = [sys.executable, "experiments/export.py", "--to=tfds", *options, f"--output={file}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith(f"Error: {why.format(file=file)}"), done.stderr
     assert done.stderr.count("\n") == 1 and file.is_file()
@@ -178,7 +178,7 @@ def test_the_command_says_in_one_sentence_what_it_cannot_write(options, why, tmp
 
 def test_the_command_writes_a_benchmark_with_its_splits(tmp_path):
     names = ["train", "development", "test", "sequential_train", "sequential_test"]
-    command = ["experiments/export_tfds.py", "--benchmark=bfcl", f"--output={tmp_path}"]
+    command = ["experiments/export.py", "--to=tfds", "--benchmark=bfcl", f"--output={tmp_path}"]
     done = subprocess.run(
         [sys.executable, *command, f"--splits={','.join(names)}"], cwd=ROOT, capture_output=True, text=True
     )

@@ -76,7 +76,7 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
         *([(warm_start_line(summary["warm_start"]), [])] if summary.get("warm_start") else []),
         (
             f"Held-out success ({summary['held_out_tasks']} {summary.get('held_out_split', '')} tasks)",
-            _held_out_lines(summary),
+            held_out_lines(summary),
         ),
         ("Signals", [(kind, f"{n:>6}", _share(n, fired)) for kind, n in signals.items()]),
         ("Synthesised tasks", [(name, f"{n:>6}", "") for name, n in fate(summary["tasks"])]),
@@ -143,7 +143,8 @@ def _paid(own: Mapping[str, float]) -> str:
     return f"{own['tokens_in']:,} in, {own['tokens_out']:,} out{money}"
 
 
-def _held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Held-out success of a summary.json, line by line: what it is, its value, and its interval or a note."""
     result, worst = stats.held_out(summary), stats.held_out_at_worst(summary)
     lines = _result_lines(result) if result else [("not measured", "", "")]
     if worst:

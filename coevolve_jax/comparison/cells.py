@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+import coevolve_jax
+from coevolve_jax import shipped
 from coevolve_jax.comparison.plan import (
     Cell,
     changes,
@@ -23,7 +25,7 @@ from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
 
-MAIN = Path(__file__).parents[2] / "experiments" / "main.py"
+MAIN = shipped.ROOT / "experiments" / "main.py"
 
 
 def command(workdir: Path, *flags: str) -> list[str]:
@@ -113,7 +115,12 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Names the commit of this code, with "-dirty" after it if files differ from it; else "unknown"."""
+    """Names the commit of this code, with "-dirty" after it if files differ from it; else "unknown".
+
+    An installed wheel has no commit: its version stands for it.
+    """
+    if shipped.IN_WHEEL:
+        return f"version {coevolve_jax.__version__}"
     asked = ["git", "-C", str(MAIN.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
+from coevolve_jax import shipped
 from coevolve_jax.config import keys
 
 
@@ -19,7 +20,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         if name in keys.RENAMED:
             sys.exit(f"Error: {keys.unknown(name)}")
     try:
-        rest = flags.FLAGS(argv)
+        rest = flags.FLAGS(_found(argv))
         if "config" in flags.FLAGS:  # a file that is not there tells when it is looked at
             getattr(flags.FLAGS["config"].value, "model", None)
         return rest
@@ -38,6 +39,19 @@ def parse_flags(argv: list[str]) -> list[str]:
             f"Error: --config names no config file that can be read ({why}): give one of configs/, or your "
             "own."
         )
+
+
+def _found(argv: list[str]) -> list[str]:
+    """Returns the arguments with the config that --config names as a path (`shipped.config_file`)."""
+    found = list(argv)
+    for i, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config", "-config"):
+            place, before = (i, f"{flag}=") if equals else (i + 1, "")
+            name, colon, arg = (value if equals else "".join(argv[place : place + 1])).partition(":")
+            if name:
+                found[place] = f"{before}{shipped.config_file(name)}{colon}{arg}"
+    return found
 
 
 def check_new_file(flag: str, path: str | os.PathLike) -> None:

@@ -11,11 +11,11 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from coevolve_jax import shipped
 from coevolve_jax.config import keys, methods
 
 
@@ -327,7 +327,7 @@ def _default(config: ConfigDict, key: str) -> Any:
 
 def _experts(model: str) -> bool | None:
     try:
-        found = json.loads((Path(model) / "config.json").read_text())
+        found = json.loads((shipped.folder(model) / "config.json").read_text())
         return any(found.get(name) for name in ("num_experts", "num_local_experts"))
     except (OSError, ValueError, AttributeError):
         return None

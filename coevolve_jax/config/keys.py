@@ -316,7 +316,7 @@ LOGGING = dict(
     # Steps between files of whole groups, with all tokens; 0: none (coevolve_jax/records/rollouts.py).
     rollouts_every=Key(0, least=0),
     evaluations=False,  # files of the held-out rollouts, without tokens
-    trackers=Key("tensorboard", serving=True),  # tensorboard,wandb or dotted paths of modules
+    trackers=Key("tensorboard", serving=True),  # tensorboard,wandb,trackio or dotted paths of modules
 )
 
 # How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without

@@ -10,6 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from coevolve_jax import shipped
 from coevolve_jax.config import keys, methods
 from coevolve_jax.config.kinds import Key
 
@@ -62,7 +63,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
 
 
 def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
-    """The config of a config file, as --config=PATH:ARG gives it."""
+    """The config of a config file, as --config=PATH:ARG gives it. path: also the name of a shipped one."""
+    path = shipped.config_file(path)
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise ValueError(f"{path} is no Python file: name one that defines get_config.")

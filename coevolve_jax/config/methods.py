@@ -85,9 +85,11 @@ def words_by_model(config: ConfigDict) -> bool:
 
 def trackers(config: ConfigDict) -> list[ModuleType]:
     """The modules that config.logging.trackers names, separated by commas."""
-    remedy = "install it (pip install 'coevolve_jax[wandb]'), or leave it out"
+    how = lambda name: "" if "." in name else f" (pip install 'coevolve_jax[{name}]')"
     return [
-        names.module("records.trackers", name, "logging.trackers", ["make"], remedy)
+        names.module(
+            "records.trackers", name, "logging.trackers", ["make"], f"install it{how(name)}, or leave it out"
+        )
         for name in filter(None, config.logging.trackers.split(","))
     ]
 

@@ -44,6 +44,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.analysis import report, stats
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.config import idle
+from coevolve_jax.exports import model_card
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.loop.collect import ROLLOUTS, Collected, describe
 from coevolve_jax.loop.lab import explorer_costs
@@ -384,6 +385,7 @@ class Run:
             "costs": dict(sorted(state.ledger.items())),
         }
         self._forget_failure()
+        model_card.write(self.workdir / "policy", c, summary)
         # Write the summary last: its presence marks the run as finished.
         for name, content in (("ledger.json", ledger), ("summary.json", summary)):
             write_text(self.workdir / name, json.dumps(content, indent=1))

@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 from coevolve_jax import build
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed.gathering import in_memory, on_one_device
+from coevolve_jax.exports import model_card
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import Engine
 
@@ -90,8 +91,15 @@ class Trainer:
         self._writer.save(directory, step, state, saved, keep=keep)
 
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
-        """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole."""
+        """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole.
+
+        With LoRA the weights are merged, and the folder adapter/ in it holds the adapters alone, for peft.
+        """
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
+        c = self._config.learner
+        if c.lora_rank and jax.process_index() == 0:
+            adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, self._policy.folder)
+            peft_io.save(Path(folder) / model_card.ADAPTER, self._policy.config, adapters)
 
     def close(self) -> None:
         """Waits for the last save."""

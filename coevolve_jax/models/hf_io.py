@@ -28,6 +28,7 @@ from jax.experimental import multihost_utils
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from coevolve_jax import shipped
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.decoder import Decoder, ModelConfig
 
@@ -87,7 +88,7 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
         that is missing, unknown or of another shape than config.json says.
     """
     config = load_config(path)
-    path, abstract, tied = Path(path), abstract_params(config, dtype), config.tie_word_embeddings
+    path, abstract, tied = shipped.folder(path), abstract_params(config, dtype), config.tie_word_embeddings
     entries = entries_of(config, abstract)
     shardings = jax.tree.leaves(sharding.param_shardings(mesh, abstract)) if mesh else [None] * len(entries)
     with contextlib.ExitStack() as stack:
@@ -102,7 +103,7 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
 
 def load_config(path: str | os.PathLike) -> ModelConfig:
     """The architecture that a folder's config.json describes. Raises ValueError where there is none."""
-    file = Path(path) / "config.json"
+    file = shipped.folder(path) / "config.json"
     if not file.is_file():
         raise ValueError(
             f"{path} is not a Hugging Face model folder, for it has no config.json; pass a "
@@ -244,12 +245,17 @@ def open_tensors(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
         raise ValueError(f"{path} holds neither {WEIGHTS} nor {INDEX}; pass a folder with safetensors.")
     tensors = {}
     for file in files:
-        try:
-            handle = stack.enter_context(safe_open(path / file, framework="np"))
-        except Exception as error:  # safetensors raises its own type, or OSError, on a damaged or absent file
-            raise ValueError(f"{path / file} cannot be read ({error}); restore the checkpoint.") from error
-        tensors |= {name: handle.get_slice(name) for name in handle.keys()}
+        tensors |= open_file(path / file, stack)
     return tensors
+
+
+def open_file(file: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Maps the names of one file's tensors to their slices. Raises ValueError where it cannot be read."""
+    try:
+        handle = stack.enter_context(safe_open(file, framework="np"))
+    except Exception as error:  # safetensors raises its own type, or OSError, on a damaged or absent file
+        raise ValueError(f"{file} cannot be read ({error}); restore the checkpoint.") from error
+    return {name: handle.get_slice(name) for name in handle.keys()}
 
 
 def _check_tensors(path: Path, entries: list[Entry], tensors: Mapping, tied: bool) -> None:

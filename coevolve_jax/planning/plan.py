@@ -22,6 +22,7 @@ from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import shipped
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
@@ -34,7 +35,7 @@ from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, par
 # Share of a device's memory; the rest goes to the runtime, collectives and fragmentation. JAX takes 0.75 of a
 # GPU's unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The documented commands set it to this share.
 USABLE = 0.9
-PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
+PUBLISHED = shipped.ROOT / "configs" / "models"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Plan:
 
 def load_model(name: str) -> ModelConfig:
     """The architecture of a Hugging Face folder, or of a published model in configs/models by its name."""
-    for path in (Path(name) / "config.json", PUBLISHED / f"{Path(name).name}.json"):
+    for path in (shipped.folder(name) / "config.json", PUBLISHED / f"{Path(name).name}.json"):
         if path.is_file():
             return ModelConfig.from_hf(json.loads(path.read_text()))
     known = ", ".join(sorted(path.stem for path in PUBLISHED.glob("*.json")))

@@ -26,7 +26,8 @@ ANSWERING = {
 }  # a fork that changes one of these may ask another model
 MODEL = "explorer.json"
 WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
-STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # files that may exist before D_0
+# Files that may exist before D_0.
+STARTED = ("config.json", MODEL, "tensorboard", "wandb", "trackio", "weights", "sglang_*.log")
 
 
 def checkpoints(config: ConfigDict, workdir: Path) -> epath.Path:

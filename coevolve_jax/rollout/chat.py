@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import TemplateError
 
+from coevolve_jax import shipped
 from coevolve_jax.rollout.tool_call_format import (
     HOW,
     OUTPUT,
@@ -79,7 +80,7 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(shipped.folder(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split()) if os.path.isdir(folder) else "there is no such folder"
         raise ValueError(

@@ -1,6 +1,8 @@
 """Logs that survive a kill byte for byte, and trackers that see each step's numbers."""
 
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -177,18 +179,55 @@ def test_wandb_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path, monk
     assert (2, "seconds/update", 0.5) in scalars(tmp_path / "tensorboard")[0]  # both trackers get it
 
 
+@pytest.mark.slow
+def test_trackio_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path):
+    """In a process of its own: Trackio takes its folder from the environment when it is imported."""
+    program = f"""
+import pathlib, sys
+sys.path.insert(0, {str(ROOT)!r})
+from coevolve_jax import build
+from coevolve_jax.records import logs
+from tests.records.test_logs import CONFIG, override, row
+config, workdir = override(CONFIG, {{"logging.trackers": "trackio"}}), pathlib.Path("run")
+for steps, sizes in (((0, 1), None), ((1, 2), {{}})):
+    writer = logs.MetricsWriter(workdir, sizes, build.trackers(config, workdir))
+    for step in steps:
+        writer.write_step(row(step, kl=float("nan")))
+    writer.close()
+"""
+    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "db"), "TRACKIO_PROJECT": "ours"}
+
+    def out(*command):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    out("-c", program)
+    asked = lambda *what: json.loads(out("-m", "trackio.cli", *what, "--project=ours", "--json"))
+    (name,) = asked("list", "runs")["runs"]
+    assert name == (tmp_path / "run" / "trackio" / "run_id").read_text() and name.startswith("run-")
+    values = asked("get", "metric", "--run", name, "--metric=seconds/update")["values"]
+    assert [(v["step"], v["value"]) for v in values] == [(0, 0.5), (1, 0.5), (1, 0.5), (2, 0.5)]
+    names = asked("list", "metrics", "--run", name)["metrics"]
+    assert "signals/boundary" in names and "kl" not in names
+
+
 @pytest.mark.parametrize(
     "name, why",
     [
         ("wandb", r"'wandb', which imports wandb, and .*pip install 'coevolve_jax\[wandb\]'"),
-        ("comet", "must be one of tensorboard, wandb, or the dotted path"),
-        ("json", "must be one of tensorboard, wandb"),
+        ("trackio", r"'trackio', which imports trackio, and .*pip install 'coevolve_jax\[trackio\]'"),
+        ("comet", "must be one of tensorboard, trackio, wandb, or the dotted path"),
+        ("json", "must be one of tensorboard, trackio, wandb"),
         ("json.tool", "must define the function make"),
     ],
 )
 def test_a_tracker_that_cannot_be_had_is_one_sentence(monkeypatch, name, why):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "coevolve_jax.records.trackers.wandb", raising=False)
+    for absent in ("wandb", "trackio"):  # as if they were not installed
+        monkeypatch.setitem(sys.modules, absent, None)
+        monkeypatch.delitem(sys.modules, f"coevolve_jax.records.trackers.{absent}", raising=False)
     with pytest.raises(ValueError, match=why):
         check(override(CONFIG, {"logging.trackers": name}))
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import coevolve_jax
+from coevolve_jax import shipped
 from coevolve_jax.rollout.sglang import supervise
 
 HOST = "127.0.0.1"
@@ -199,7 +200,7 @@ class Server:
         self._launch(model_path, version)
 
     def _launch(self, model_path: str | Path, version: str) -> None:
-        self.model_path, self.version = Path(model_path).resolve(), version
+        self.model_path, self.version = shipped.folder(model_path).resolve(), version
         if not (self.model_path / "config.json").is_file():
             raise ValueError(f"{model_path} is not a Hugging Face model folder: it has no config.json.")
         scratch = tempfile.mkdtemp(prefix="coevolve-sglang-")

@@ -1,0 +1,162 @@
+"""Tables of a run as other tools read them, and the card of its policy."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from coevolve_jax import config as configs
+from coevolve_jax.analysis.loading import load_run
+from coevolve_jax.exports import model_card, tables
+from coevolve_jax.records import rollouts
+from coevolve_jax.types import Task
+from tests.support.paths import ROOT
+from tests.support.report_cases import fake_workdir
+from tests.support.step_cases import some_groups
+
+CONFIG = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """A run's files: tasks, some trajectories, and two steps whose rollouts were kept whole."""
+    folder = fake_workdir(tmp_path / "run")
+    for step in (3, 7):
+        rollouts.write_rollouts(folder, step, some_groups(np.random.default_rng(step)))
+    first, *lines = (folder / "tasks.jsonl").read_text().splitlines()
+    task = json.loads(first)
+    task["turns"][0]["query"] = "half a \ud83d pair"  # as a model may write it
+    task["record"] |= {"first_score": None, "last_score": None, "trained": 0}
+    (folder / "tasks.jsonl").write_text("\n".join([json.dumps(task), *lines, ""]))
+    return folder
+
+
+def test_rows_have_the_columns_that_are_documented(workdir):
+    run = load_run(workdir)
+    tasks, shown = list(tables.task_rows(run)), list(tables.trajectory_rows(run))
+    whole = list(tables.rollout_rows(str(workdir), 7))
+    for rows, columns in ((tasks, tables.TASKS), (shown, tables.TRAJECTORIES), (whole, tables.ROLLOUTS)):
+        assert rows and all(row.keys() == columns.keys() for row in rows)
+    assert [json.loads(row["task"]) for row in tasks] == run.tasks
+    assert tasks[0]["queries"][0] == "half a \\ud83d pair" and tasks[0]["first_score"] is None
+    group = rollouts.read_rollouts(workdir, 7)[0]
+    assert whole[0]["ids"] == group.trajectories[0].ids.tolist()
+    assert (shown[0]["task_id"], shown[0]["step"]) == (run.trajectories[0][1][0]["task_id"], 2)
+
+
+def test_a_run_without_tasks_is_told(tmp_path):
+    with pytest.raises(ValueError, match="holds no training set"):
+        tables.task_rows(load_run(tmp_path))
+
+
+@pytest.mark.slow
+def test_pandas_and_datasets_read_the_parquet_files_as_the_card_says(workdir, tmp_path):
+    import datasets
+    import pandas
+    from pyarrow.parquet import read_schema
+
+    from coevolve_jax.exports import parquet
+
+    run, folder = load_run(workdir), tmp_path / "tables"
+    shown = sum(len(rows) for _, rows in run.trajectories)
+    counts = parquet.write(workdir, folder)
+    kept = sum(len(g.trajectories) for step in (3, 7) for g in rollouts.read_rollouts(workdir, step))
+    assert counts == {"tasks": len(run.tasks), "trajectories": shown, "rollouts": kept}
+    tasks = pandas.read_parquet(folder / "tasks.parquet")
+    assert [json.loads(text) for text in tasks["task"]] == run.tasks
+    assert tasks["first_score"].isna().tolist() == [True] + [False] * (len(tasks) - 1)
+    whole = pandas.read_parquet(folder / "rollouts.parquet")
+    (t, *_), row = rollouts.read_rollouts(workdir, 3)[0].trajectories, whole.iloc[0]
+    for name in ("ids", "mask", "logprobs", "versions"):
+        np.testing.assert_array_equal(row[name], getattr(t, name))
+    told = (folder / "README.md").read_text()
+    for table, columns in (("tasks", tables.TASKS), ("rollouts", tables.ROLLOUTS)):
+        schema = read_schema(folder / f"{table}.parquet")
+        assert schema.names == list(columns)
+        assert all(schema.field(n).metadata[b"about"].decode() == c.about for n, c in columns.items())
+        assert all(f"| `{n}` | {c.kind} | {c.about} |" in told for n, c in columns.items())
+        read = datasets.load_dataset(str(folder), table, split="train", cache_dir=str(tmp_path / "cache"))
+        assert len(read) == counts[table] and read.column_names == list(columns)
+
+
+@pytest.mark.slow
+def test_datasets_reads_the_training_set_from_disk(workdir, tmp_path):
+    import datasets
+
+    from coevolve_jax.exports import hf_datasets
+
+    run = load_run(workdir)
+    assert hf_datasets.write(workdir, tmp_path / "set") == len(run.tasks)
+    read = datasets.load_from_disk(str(tmp_path / "set"))
+    assert [Task.from_json(json.loads(text)) for text in read["task"]] == [
+        Task.from_json(t) for t in run.tasks
+    ]
+    assert read[0]["first_score"] is None and read[1]["tools"] == list(tables.task_row(run.tasks[1])["tools"])
+    hf_datasets.write(workdir, tmp_path / "set")  # a data set that is there is replaced
+    assert len(datasets.load_from_disk(str(tmp_path / "set"))) == len(run.tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form, package", [("parquet", "pyarrow"), ("datasets", "datasets")])
+def test_the_command_names_what_is_missing(workdir, tmp_path, form, package):
+    program = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; sys.modules[{!r}] = None;"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", program.format(package), "experiments/export.py", f"--to={form}"]
+    done = subprocess.run(
+        [*command, f"--run={workdir}", f"--output={tmp_path / 'x'}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and f"pip install coevolve_jax[{form}]" in done.stderr
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("form, flag", [("parquet", "run"), ("datasets", "run"), ("policy", "adapter")])
+def test_the_command_names_the_flag_that_it_needs(tmp_path, form, flag):
+    command = [sys.executable, "experiments/export.py", f"--to={form}", f"--output={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"Error: --to={form} needs --{flag}.\n")
+
+
+def a_summary(folder) -> dict:
+    summary = json.loads((folder / "summary.json").read_text())
+    tasks = {**summary["tasks"], "initial": 8, "final": 24}
+    return {**summary, "tasks": tasks, "held_out_split": "development"}
+
+
+def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
+    summary = a_summary(workdir)
+    config = configs.override(CONFIG, {"learner.lora_rank": 8, "steps": 12})
+    model_card.write(workdir / "policy", config, summary)
+    text = (workdir / "policy" / "README.md").read_text()
+    assert text.startswith("---\nlibrary_name: transformers\n")
+    for told in (
+        "| base model | `models/tiny_qwen3` |",
+        "| trained parameters | LoRA of rank 8 (`adapter/`, for peft) |",
+        "| strategy | `coevolve` |",
+        "| updates | 12 GRPO steps, seed 0 |",
+        "| tasks at the end | 24 |",
+        "## Success on 20 held-out tasks",
+        f"| after | {summary['held_out']['after']['success']:.1%}, 95% interval ",
+        "| gain | +",
+        "4 rollouts each at temperature 1.",
+        "| jax | 0.10.2 |",
+        "coevolve train --workdir=again",
+    ):
+        assert told in text, told
+    assert json.loads((workdir / "policy" / model_card.RUN_CONFIG).read_text()) == json.loads(
+        configs.to_json(config)
+    )
+
+
+def test_a_card_says_what_was_lost(workdir):
+    summary = a_summary(workdir)
+    after = summary["held_out"]["after"]
+    after["by_task"] = {name: [min(s, 3), 3] for name, (s, _) in after["by_task"].items()}
+    assert "| lost after, i.i.d. set | 20, of 80 trials (25.0%)" in model_card.card(CONFIG, summary)
+
+
+def test_the_plain_text_of_a_column_is_utf8():
+    assert tables.plain("é\ud800") == "é\\ud800"

@@ -1,0 +1,95 @@
+"""The command coevolve: its table, its help, names of configs, and set-up where something is missing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coevolve_jax import cli, config, shipped
+from tests.support.paths import ROOT
+
+# Programs without a command: set_up.py runs the first, the others serve those who measure.
+INNER = {"appworld_tasks", "harness_bench", "sweep"}
+
+
+def coevolve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "coevolve_jax", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(program, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def test_every_program_has_a_command():
+    there = {p for p in (ROOT / "experiments").glob("*.py") if p.stem not in INNER}
+    assert there == {path for path in cli.PROGRAMS.values() if path.parent == ROOT / "experiments"}
+    assert all(path.is_file() for path in cli.PROGRAMS.values())
+
+
+def test_one_help_names_every_command_with_a_sentence():
+    lines = cli.overview().splitlines()
+    for name, path in cli.PROGRAMS.items():
+        (line,) = [line for line in lines if line.startswith(f"    {name} ")]
+        assert line.endswith(".") and line.split(maxsplit=1)[1] in path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", cli.PROGRAMS)
+def test_a_commands_help_is_its_programs_in_words_of_commands(command):
+    done = coevolve(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "experiments/" not in done.stdout and f"{cli.PROGRAMS[command].name}" not in done.stdout
+    assert f"coevolve {command}" in done.stdout
+
+
+def test_arguments_after_two_dashes_are_not_asked_for_help(monkeypatch, capsys):
+    started = []
+    monkeypatch.setattr(cli, "start", lambda command, arguments: started.append((command, arguments)))
+    monkeypatch.setattr(sys, "argv", ["coevolve", "serve", "--words", "--", "--help"])
+    cli.main()
+    assert started == [("serve", ["--words", "--", "--help"])] and not capsys.readouterr().out
+
+
+def test_a_wrong_command_is_answered_with_those_there_are():
+    done = coevolve("trian")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "Error: coevolve has no command 'trian': use one of"
+    )
+    assert coevolve("--version").stdout == f"{cli.coevolve_jax.__version__}\n"
+
+
+def test_a_program_gets_its_arguments_and_its_own_exit_status(tmp_path):
+    done = coevolve("train", "--config=bfcl_tiny", "--workdir=x", "--config.stepz=3", cwd=tmp_path)
+    assert done.returncode == 1 and "stepz" in done.stderr and "steps" in done.stderr
+
+
+def test_shipped_files_are_found_from_everywhere_and_ones_own_come_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    same = config.load_file(ROOT / "configs" / "bfcl_tiny.py", "seed=3").to_dict()
+    for name in ("bfcl_tiny", "configs/bfcl_tiny.py"):
+        assert config.load_file(name, "seed=3").to_dict() == same
+    assert shipped.folder("models/tiny_qwen3") == ROOT / "models" / "tiny_qwen3"
+    (tmp_path / "configs").mkdir()
+    own = tmp_path / "configs" / "bfcl_tiny.py"
+    own.write_text("def get_config(arg): return 7")
+    assert config.load_file("configs/bfcl_tiny.py") == 7
+    (tmp_path / "models" / "tiny_qwen3").mkdir(parents=True)
+    assert shipped.folder("models/tiny_qwen3") == Path("models/tiny_qwen3")
+    with pytest.raises(ValueError, match="configs/none.py is no Python file"):
+        config.load_file("configs/none.py")
+
+
+def test_a_set_up_without_pip_says_what_to_run(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    command = [tmp_path / "bare" / "bin" / "python", ROOT / "experiments" / "set_up.py", "bfcl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has no pip: run `uv pip install --no-deps -r" in done.stderr and "bfcl.txt" in done.stderr
+
+
+def test_the_demo_installs_nothing_outside_a_virtual_environment(tmp_path):
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    command = [python, "-I", "-S", ROOT / "experiments" / "demo.py"]  # -S: without what this interpreter has
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "is in no virtual environment: run `coevolve setup bfcl`" in done.stderr
+    assert not list(tmp_path.iterdir())

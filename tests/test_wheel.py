@@ -1,0 +1,69 @@
+"""The wheel: what it holds, and a run of it from outside the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+SOURCES = ("coevolve_jax", "experiments", "configs", "requirements", "models/tiny_qwen3")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+SMALL = {
+    "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2,
+    "evaluation.tasks": 4, "environment.workers": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of this checkout, built from a copy, since a build writes beside its sources."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, folder / "src" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / "src" / name)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "src")
+    (found,) = folder.glob("coevolve_jax-*.whl")
+    return found
+
+
+def pip(*arguments: object) -> None:
+    command = [sys.executable, "-m", "pip", *map(str, arguments), "--no-index", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_small_and_has_every_file_of_the_package_and_of_the_folders_beside_it(wheel):
+    assert wheel.stat().st_size <= 10e6
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    for name in tracked:
+        beside = not name.startswith("coevolve_jax/")
+        if "pretraining" in name or "notebooks" in name or name.endswith("patch_sglang_cpu.py") and beside:
+            continue  # for those who make the policies, or work in a checkout
+        assert f"{'coevolve_jax/checkout/' * beside}{name}" in inside, name
+
+
+def test_it_trains_and_reports_outside_the_checkout(wheel, tmp_path, environ):
+    installed = tmp_path / "installed"
+    pip("install", "--no-deps", "--target", installed, wheel)
+    env = {**environ, "PYTHONPATH": os.pathsep.join((str(installed), environ["PYTHONPATH"]))}
+    run = lambda *command: subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    where = run(sys.executable, "-c", "import coevolve_jax; print(coevolve_jax.__file__)")
+    assert where.stdout.strip() == str(installed / "coevolve_jax" / "__init__.py")
+    small = [f"--config.{key}={value}" for key, value in SMALL.items()]
+    done = run(installed / "bin" / "coevolve", "demo", "--steps=2", "--workdir=out", *small)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "out" / "policy" / "model.safetensors").exists()
+    told = run(installed / "bin" / "coevolve", "plan", "--config=bfcl_qwen3_4b", "--topology=h100-8")
+    assert told.returncode == 0 and "h100-8" in told.stdout
