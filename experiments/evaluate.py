@@ -142,7 +142,10 @@ def run() -> None:
         evaluated = dataclasses.asdict(build.evaluation_limits(trained))
         limits = evaluated | {"tool_call_format": trained.rollout.tool_call_format} | kept(limits)
         world = kept(world)
-    config.environment.update(name=name, **world)
+    run = configs.of_run(_WORKDIR.value) if _WORKDIR.value else config
+    # Which tools these are: the run says, for families that are made of a user's own.
+    source = configs.own_source(run.environment) if run.environment.name == name else {}
+    config.environment.update(name=name, **world, **source)
     config.rollout.update(limits)
     config.engine.update(
         url=_URL.value,
@@ -153,7 +156,7 @@ def run() -> None:
     )
     as_evaluated = held_out and not any(key in flags.FLAGS and flags.FLAGS[key].present for key in limits)
     family = build.family(config)
-    settings = family.settings(_CATEGORIES.value, _PROTOCOL.value)
+    settings = family.settings(_CATEGORIES.value, _PROTOCOL.value) | source
     settings |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
     config.rollout.update(fixed_by_protocol(family))
     tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)

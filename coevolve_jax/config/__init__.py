@@ -13,6 +13,7 @@ from coevolve_jax.config.loading import (
     inherit,
     load_file,
     override,
+    own_source,
     parse_arg,
     server,
 )
@@ -43,6 +44,6 @@ from coevolve_jax.config.rules import check, check_evolution, check_values
 __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
     "defaults", "difference", "digest", "explorer", "filled", "find", "harness", "harness_model", "inherit",
-    "load_file", "needs", "numbers", "of_run", "override", "parse_arg", "parse_flags", "read", "reads",
-    "renamed", "scheduled", "server", "strategy", "to_json", "trackers", "words_by_model",
+    "load_file", "needs", "numbers", "of_run", "override", "own_source", "parse_arg", "parse_flags", "read",
+    "reads", "renamed", "scheduled", "server", "strategy", "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

@@ -71,6 +71,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     "folder_tools": SERVER,
 }
+# The families whose tools are a user's own: their settings say which ones these are.
+USERS_OWN = ("tools", "mcp", "folder_tools")
 
 DATA = dict(
     initial_tasks=Key(100, least=1),  # N, the size of D_0

@@ -39,6 +39,12 @@ def server() -> ConfigDict:
     return ConfigDict(_values(keys.FAMILIES["mcp"]))
 
 
+def own_source(environment: ConfigDict) -> dict[str, Any]:
+    """Returns the settings that name a user's own tools; {} for other families."""
+    own = keys.FAMILIES[environment.name] if environment.name in keys.USERS_OWN else ()
+    return {key: environment[key] for key in own if key in environment}
+
+
 def _values(specified: Mapping[str, Any]) -> dict[str, Any]:
     return {name: key.default if isinstance(key, Key) else key for name, key in specified.items()}
 

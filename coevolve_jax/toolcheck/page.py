@@ -62,8 +62,12 @@ def write(path: Path, name: str, facts: Facts, found: Sequence[Finding], provena
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     worlds = [n for n in facts.worlds.values() if isinstance(n, int)]
     cards = [
-        ("Tools", len(facts.tools), f"{sum(f.succeeded > 0 for f in facts.tools.values())} of them worked"),
-        ("Calls", f"{facts.steps:,}", f"{_share(facts)} of them worked"),
+        (
+            "Tools",
+            len(facts.tools),
+            f"{sum(f.succeeded > 0 for f in facts.tools.values())} of them worked, "
+            f"{_share(facts)} of their calls",
+        ),
         ("Worlds", max(worlds, default=0), f"that begin differently in a split; {facts.speed:.0f} a second"),
         ("Tasks", len(facts.tasks), f"different ones of {facts.proposed} proposals"),
         ("Prompt", f"{facts.tokens:,}", f"tokens, by {facts.tokenizer}"),

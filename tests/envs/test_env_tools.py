@@ -130,7 +130,7 @@ def test_a_schema_is_the_one_that_transformers_gives(hint):
         "Does it.\n\nArgs:\n    x: What\n",
         "Does it\nover two lines.\n\n    Args:\n        x: What\n            it is,\n            in full.\n",
         'Does it.\n\n    Args:\n        x: Which (choices: ["a", "b"])\n\n    Returns:\n        Not much.\n',
-        "Does it.\n\n    Args:\n        x: What\n\n    Returns:\n        It.\n\n    Raises:\n        A: no.\n",
+        "Does it.\n\n    Args:\n        x: What\n\n    Returns:\n        It.\n\n    Raises:\n        A: b\n",
         "Does it.\n\n    Args:\n\n        x: What: with a colon\n    Returns:\n        It.",
         "Fährt los.\n\n    Args:\n        x: Wohin – ans Ziel.\n",
     ],
