@@ -20,6 +20,7 @@ from coevolve_jax.envs.tools.deadline import deadline
 from coevolve_jax.envs.tools.environment import MAX_ANSWER, World
 from coevolve_jax.envs.tools.source import Refused, load
 from coevolve_jax.envs.tools.state import NoState, plain
+from coevolve_jax.envs.tools.values import of_state
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.types import Call, Turn
@@ -487,6 +488,28 @@ def test_a_file_of_functions_is_an_environment(tmp_path):
     )
     assert (first.text, wrong.error) == ("true", True)
     assert world._own.state() == {"COUNT": 2, "LIT": {"hall": True}}
+
+
+def test_arguments_get_the_values_of_their_name_and_others_what_is_left():
+    state = {
+        "customers": {"Ada": 5, "Ben": 7},
+        "stock": {"lamp": {"price": 3, "maker": "Acme"}, "mug": {"price": 1, "maker": "Bolt"}},
+        "orders": {},
+        "open": [{"product": "rug", "by": "Cleo"}],
+    }
+    text, described = {"type": "string"}, lambda d: {"type": "string", "description": d}
+    parameters = {
+        "customer": text, "order_id": text, "product": text, "maker_name": text, "count": {"type": "integer"},
+        "other": text, "message": text, "mode": described("One of: a, b"), "file": described("A new file"),
+        "colour": {"type": "string", "enum": ["red"]},
+    }  # fmt: skip
+    tool = {"function": {"name": "do", "parameters": {"properties": parameters}}}
+    assert of_state(state, [tool]) == {
+        "do.customer": ["Ada", "Ben"],
+        "do.product": ["rug"],
+        "do.maker_name": ["Acme", "Bolt"],
+        "do.other": ["lamp", "mug", "Cleo"],
+    }
 
 
 # ---- Hostile tools in worker processes -----------------------------------------------------------

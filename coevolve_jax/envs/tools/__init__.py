@@ -14,6 +14,7 @@ from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.tools.deadline import deadline
 from coevolve_jax.envs.tools.environment import Instance, World
 from coevolve_jax.envs.tools.source import Refused, Tools, load
+from coevolve_jax.envs.tools.values import of_state
 from coevolve_jax.types import Task, Turn
 
 # The functions below execute the user's code: in another process, even under this interpreter.
@@ -155,7 +156,7 @@ def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
 
 def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text: str) -> Task:
     """text: what reset returned, a system message; with get_reward it is the request of the own task."""
-    values, graded = tools.own("values"), tools.own("get_reward") is not None
+    graded = tools.own("get_reward") is not None
     shown = {tools.name: state} if len(repr(state)) <= SHOWN else {}
     scenario = {
         "source": tools.source,
@@ -163,9 +164,17 @@ def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text:
         "begins": begins,
         "initial_state": shown,
         **({"request": text} if graded and text else {}),
-        **({"values": {k: list(v) for k, v in values.items()}} if isinstance(values, Mapping) else {}),
+        "values": _values(tools, state),
     }
     return Task(id, "tools", scenario, system="" if graded else text)
+
+
+def _values(tools: Tools, state: Any) -> dict[str, list]:
+    """Returns the values for explorers: the source's own `values`, and for other arguments the state's."""
+    named = tools.own("values")
+    own = {k: list(v) for k, v in named.items()} if isinstance(named, Mapping) else {}
+    read = of_state(state, tools.schemas()) if len(repr(state)) <= SHOWN else {}
+    return {k: v for k, v in read.items() if k.partition(".")[2] not in own} | own
 
 
 def difference(a: Any, b: Any, where: str = "") -> str:
