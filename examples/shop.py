@@ -49,7 +49,7 @@ class Shop:
         return list(self.customers)
 
     def place_order(self, customer: str, product: str, count: int = 1) -> str:
-        """Places an order and takes its price off the customer's balance.
+        """Places an order. Its price goes off the customer's balance.
 
         Args:
             customer: Name of the customer.

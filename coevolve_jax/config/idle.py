@@ -279,8 +279,8 @@ RULES = (
     ),
     Rule(
         {f"explorer.{key}": () for key in ("wording_attempts", "temperature", "max_tokens", "max_length")},
-        lambda r: r.config.explorer.get("wording") == "rules",
-        "config.explorer.wording is rules, so no model is asked",
+        lambda r: r.config.explorer.get("wording") in ("rules", "varied"),
+        "config.explorer.wording is not policy, so no model is asked",
     ),
 )  # fmt: skip
 

@@ -383,7 +383,7 @@ OWN: dict[str, Key] = {
     "explorer.budget_money": Key(None, least=0.0),
     "explorer.solve": Key(None, least=0),
     "explorer.calibration": Key(None, least=0),
-    "explorer.wording": Key(None, of=("rules", "policy")),
+    "explorer.wording": Key(None, of=("rules", "varied", "policy")),
     "explorer.wording_attempts": Key(None, least=0),
 }
 

@@ -80,7 +80,7 @@ def asks_policy(config: ConfigDict) -> bool:
 
 def words_by_model(config: ConfigDict) -> bool:
     """Whether a model rewords the queries of rules (explorers/wording.py)."""
-    return config.explorer.get("wording", "rules") != "rules"
+    return config.explorer.get("wording", "rules") == "policy"
 
 
 def trackers(config: ConfigDict) -> list[ModuleType]:

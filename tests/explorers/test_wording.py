@@ -310,7 +310,7 @@ def test_rules_word_queries_by_default():
     assert configs.defaults().explorer.wording == "rules"
     (note,) = idle.notes(configs.override(config, {"explorer.wording_attempts": 5}))
     assert note.endswith(
-        "wording_attempts = 5 has no effect: config.explorer.wording is rules, so no model is asked."
+        "wording_attempts = 5 has no effect: config.explorer.wording is not policy, so no model is asked."
     )
     assert not idle.notes(configs.override(CONFIG, {"explorer.wording_attempts": 5}))
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_is_refused():
     assert configs.asks_policy(CONFIG)
     with pytest.raises(ValueError, match="explorer.wording is 'policy', which asks .* here: set it to rules"):
         build.explorer(CONFIG)
-    with pytest.raises(ValueError, match="explorer.wording is 'llm': it must be one of rules, policy"):
+    with pytest.raises(ValueError, match="explorer.wording is 'llm': it must be one of rules, varied, policy"):
         configs.check(configs.override(CONFIG, {"explorer.wording": "llm"}))
     with pytest.raises(ValueError, match="async_steps is 2: it must be 0 where the explorer is scripted"):
         configs.check(configs.override(CONFIG, {"evolution.async_steps": 2}))

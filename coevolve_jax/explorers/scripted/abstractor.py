@@ -20,10 +20,20 @@ SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # shares of goals by 
 TURN_SHARES = (0.6, 0.3, 0.1)  # shares of tasks with 1, 2, 3 user turns, if the calls suffice
 MAX_WORDS = 14  # words of a tool's documentation in a query
 
+Phrase = Callable[
+    [Sequence[Triplet], Sequence[Triplet], Sequence[dict], np.random.Generator, Callable[[Call], str]], str
+]
+
 
 class Abstractor:
-    def __init__(self, action_pattern: Callable[[Call], str], wording: Callable[[Call], str]):
-        self._action_pattern, self._wording = action_pattern, wording
+    def __init__(
+        self,
+        action_pattern: Callable[[Call], str],
+        wording: Callable[[Call], str],
+        phrase: Phrase | None = None,
+    ):
+        """phrase: words a turn in place of `word`."""
+        self._action_pattern, self._wording, self._phrase = action_pattern, wording, phrase
 
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
@@ -63,7 +73,7 @@ class Abstractor:
         count = least + int(rng.choice(len(shares), p=shares / shares.sum()))
         cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
         turns = tuple(
-            Turn(word(calls[a:b], exploration.tools, rng, self._wording), calls[a:b])
+            Turn(self._word(exploration, solution.steps, a, b), calls[a:b])
             for a, b in itertools.pairwise([0, *cuts, len(calls)])
         )
         return Proposal(
@@ -74,6 +84,12 @@ class Abstractor:
             tuple(t.observation for t in solution.steps),
             solution.asked,
         )
+
+    def _word(self, exploration: Exploration, steps: Sequence[Triplet], start: int, end: int) -> str:
+        tools, rng = exploration.tools, exploration.rng
+        if self._phrase is not None:
+            return self._phrase(steps[:start], steps[start:end], tools, rng, self._wording)
+        return word([step.call for step in steps[start:end]], tools, rng, self._wording)
 
 
 def propose_goals(
