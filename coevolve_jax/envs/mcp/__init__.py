@@ -27,6 +27,7 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
     for template in templates.of_split(settings, split, apart_from):
         spec = Spec.of({**settings, "template": str(template)})
         spec.check()
+        templates.check_size(template, spec.server_disk)
         told = templates.notes(template, settings)["values"]
         known = values.of_template(template, listed(spec)) | told
         scenario = {**spec.scenario(), **({"values": known} if known else {})}

@@ -224,6 +224,7 @@ def _environ(spec: Spec, home: str, program: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",  # files that nobody asked for would be part of the state
     }
     if (seconds := spec.seconds()) is not None:
         found |= {"LD_PRELOAD": launcher().frozen_clock, "COEVOLVE_NOW": str(seconds)}
