@@ -19,7 +19,7 @@ from coevolve_jax.config import parse_flags
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with its argument if any.", lock_config=True
 )
-_CONTEXTS = flags.DEFINE_integer("contexts", 6, "Worlds to explore.", lower_bound=1)
+_CONTEXTS = flags.DEFINE_integer("contexts", 4, "Worlds to explore.", lower_bound=1)
 flags.mark_flag_as_required("config")
 
 

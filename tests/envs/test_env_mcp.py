@@ -370,6 +370,7 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
 # --- Servers that misbehave -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault, why",
     [
@@ -377,6 +378,8 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
         ("silent", "gave no answer within 2 s"),
         ("malformed", "gave no answer within 2 s .it wrote '{this is no JSON'"),
         ("sends_much", "sent more than 8 MiB at once"),
+        ("stops", "gave no answer within 2 s"),
+        ("nests", "has made a folder that holds a path of more than 1000 characters"),
         ("forks", "runs .* processes, and 64 are allowed"),
         ("fills", "has made a folder that holds more than 32 MiB"),
     ],
@@ -408,6 +411,11 @@ def _running(mark):
             if str(mark).encode() in path.read_bytes().split(b"\0"):
                 found.append(path.parent.name)
     return found
+
+
+def test_a_world_without_files_is_a_state_too(settings):
+    outcome, (seen,) = play(task(settings, GOOD, command=f"{SERVER} empties"), [FAULT])
+    assert not seen.error and outcome.reason == "state_differs"
 
 
 @pytest.mark.parametrize("fault", ["prints", "changes_tools"])

@@ -108,8 +108,8 @@ def sentences(found: dict[str, Findings]) -> list[str]:
         if own.stray:
             paths = ", ".join(sorted(own.stray)[:3])
             told.append(
-                f"{name} leaves {paths} otherwise in an equal world: if that is no part of what a task asks "
-                f"for, leave it out by config.environment.ignore."
+                f"{name} leaves {paths} otherwise in an equal world: where it holds the time, set "
+                "config.environment.freeze_time; where it is a log, name it in config.environment.ignore."
             )
         if not own.calls:
             told.append(f"{name} was never called: explore more (--contexts).")

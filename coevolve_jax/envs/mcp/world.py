@@ -23,6 +23,7 @@ import coevolve_jax
 from coevolve_jax.envs import lockdown
 from coevolve_jax.envs.mcp import answers, state
 from coevolve_jax.envs.mcp.client import Client, Failed, Pipes, Refused
+from coevolve_jax.envs.mcp.launcher import delete
 from coevolve_jax.envs.mcp.spec import OWN, SHOWN, Spec
 from coevolve_jax.types import Observation
 
@@ -137,7 +138,7 @@ class World:
         for folder in (self.folder, self.home):
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry)
+                    shutil.rmtree(entry.path)
                 else:
                     os.unlink(entry)
         self.spec = spec
@@ -183,7 +184,7 @@ class World:
     def close(self) -> None:
         launcher().end(self._pid)
         self._client.close()
-        shutil.rmtree(self._base, ignore_errors=True)
+        delete(self._base)
 
     def _shown(self, text: str) -> str:
         """Puts paths that are alike in all worlds for those of this one."""
@@ -290,7 +291,7 @@ def _restored(world: World, spec: Spec) -> World:
     try:
         world.restore(spec)
         return world
-    except OSError:  # its files cannot be deleted
+    except (OSError, RecursionError):  # its files cannot be deleted
         world.close()
         return World(spec)
 
