@@ -16,8 +16,8 @@ import pytest
 
 from coevolve_jax.envs import lockdown, mcp
 from coevolve_jax.envs.mcp import answers, check, state, templates, values
+from coevolve_jax.envs.mcp.spares import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.mcp.spec import Spec
-from coevolve_jax.envs.mcp.world import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.types import Call, Turn
