@@ -413,6 +413,18 @@ def _running(mark):
     return found
 
 
+def test_what_the_user_wrote_down_reaches_no_world(settings):
+    template = Path(settings["template"])
+    (template / "deeper").mkdir()
+    for folder in (template, template / "deeper"):
+        (folder / "coevolve.json").write_text("{}")
+    world = mcp.make()
+    world.reset(scenario(settings))
+    assert sorted(world.state()) == ["deeper", "deeper/coevolve.json", "stock.json"]
+    assert world.state() == templates.content(template)
+    world.close()
+
+
 def test_a_world_without_files_is_a_state_too(settings):
     outcome, (seen,) = play(task(settings, GOOD, command=f"{SERVER} empties"), [FAULT])
     assert not seen.error and outcome.reason == "state_differs"

@@ -71,8 +71,9 @@ class World:
 
     def _copy(self) -> None:
         template = self.spec.template
+        own = lambda folder, names: [OWN] if folder == template else []
         try:
-            shutil.copytree(template, self.folder, symlinks=True, ignore=_own, dirs_exist_ok=True)
+            shutil.copytree(template, self.folder, symlinks=True, ignore=own, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
             raise ValueError(f"The template {template} cannot be copied: {str(error)[:200]}.") from None
 
@@ -129,10 +130,6 @@ class World:
         self._check_size()
         if (count := _processes(self._pid)) > MAX_PROCESSES:
             raise Failed(f"runs {count} processes, and {MAX_PROCESSES} are allowed")
-
-
-def _own(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == OWN]
 
 
 def _environ(spec: Spec, home: str, program: str) -> dict[str, str]:
