@@ -567,6 +567,16 @@ def test_the_check_sees_files_that_differ_and_files_that_every_tool_changes(sett
     assert "--config.environment.tools=a." in fit
 
 
+def test_the_check_sees_whether_a_server_may_be_reused(settings):
+    calls = [RESTOCK, COUNT, FAULT]
+    for fault, fine in (("", True), ("remembers", False)):
+        asked = scenario(settings, command=f"{SERVER} {fault}")
+        reusing = dataclasses.replace(asked, scenario={**asked.scenario, "reuse_server": True})
+        fresh, reused = (check.execute(mcp.make, one, calls) for one in (asked, reusing))
+        assert all(step.repeats for step in fresh)
+        assert check.alike([fresh], [fresh]) and check.alike([fresh], [reused]) is fine
+
+
 def test_values_come_from_names_in_json_files_and_databases(tmp_path):
     (tmp_path / "orders.json").write_text(
         json.dumps({"orders": [{"order_id": n, "city": "Oslo", "paid": True} for n in range(20)]})

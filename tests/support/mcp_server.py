@@ -99,6 +99,9 @@ def misbehave():
     if fault == "fills":
         for n in range(100):
             open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)
+    if fault == "remembers":
+        TOOLS.append({})
+        return said(f"called {len(TOOLS)} times")
     if fault == "nests":
         os.chdir(world)
         for _ in range(2000):

@@ -78,6 +78,15 @@ def _differing(one: dict[str, str], other: dict[str, str]) -> frozenset[str]:
     return frozenset(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
 
+def alike(rounds: Sequence[Sequence[Step]], others: Sequence[Sequence[Step]]) -> bool:
+    """Says whether the same calls gave the same answers and changed the same paths in all four worlds."""
+    return all(
+        a.first == b.first and b.repeats and not b.differ and a.changed == b.changed
+        for one, other in zip(rounds, others, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
 def summary(rounds: Sequence[Sequence[Step]], tools: Sequence[str]) -> dict[str, Findings]:
     """Returns the findings by tool. rounds: the steps of each world. tools: all that the server offers.
 
