@@ -2,20 +2,24 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from coevolve_jax.envs import lockdown, mcp
-from coevolve_jax.envs.mcp import answers, check, state, templates, values
+from coevolve_jax.envs.mcp import answers, check, servers, state, templates, values
+from coevolve_jax.envs.mcp import world as worlds
 from coevolve_jax.envs.mcp.spares import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.mcp.spec import Spec
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -520,6 +524,7 @@ def _eventually(holds):
 # --- Time and chance ------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not shutil.which("cc"), reason="clocks are frozen by a C compiler's work")
 def test_clocks_and_random_numbers_can_be_frozen(settings):
     today = [Call("today", {})]
     answered = [
@@ -603,6 +608,14 @@ def test_values_come_from_names_in_json_files_and_databases(tmp_path):
 
 
 # --- Servers that wait ----------------------------------------------------------------------------
+
+
+def test_without_a_compiler_no_clock_is_frozen(settings, monkeypatch):
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    monkeypatch.setattr(servers, "launcher", functools.cache(servers.Launcher))
+    monkeypatch.setattr(worlds, "launcher", servers.launcher)
+    with pytest.raises(ValueError, match="needs a C compiler, and cc failed .*: install gcc"):
+        scenario(settings, freeze_time="2026-01-01", command=f"{sys.executable} -c pass {{world}}")
 
 
 def test_from_the_second_world_of_a_kind_on_servers_wait_for_the_next(settings):

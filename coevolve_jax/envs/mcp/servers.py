@@ -76,8 +76,8 @@ class Launcher:
             subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise ValueError(
-                f"config.environment.freeze_time needs a C compiler, and cc failed ({error}): install gcc, "
-                "or leave it empty."
+                f"A clock that stands still needs a C compiler, and cc failed ({error}): install gcc, or "
+                "leave config.environment.freeze_time empty, which folder_tools cannot."
             ) from None
         return library
 
