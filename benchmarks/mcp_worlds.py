@@ -12,7 +12,7 @@ import time
 
 from coevolve_jax import build, envs
 from coevolve_jax import config as configs
-from coevolve_jax.envs.mcp import world as worlds
+from coevolve_jax.envs.mcp import spares
 from coevolve_jax.types import Call, Task
 
 IDLE = 5.0  # seconds, more than a server takes to start
@@ -29,12 +29,12 @@ def main() -> None:
     call = Call(next(t["function"]["name"] for t in family.tools(Task("", "mcp", scenario))), {})
     make = envs.family.module(c.environment.name).make
     print("                     worlds/s   seconds until a world begins after a pause")
-    for name, spares, reuse in (
+    for name, waiting, reuse in (
         ("fresh servers", 0, False),
         ("servers that wait", 2, False),
         ("one server", 0, True),
     ):
-        worlds.SPARES = spares
+        spares.SPARES = waiting
         task = Task("", c.environment.name, {**scenario, "reuse_server": reuse})
         play(make, task, call)
         play(make, task, call)

@@ -251,9 +251,10 @@ class ProcessPool:
                 try:
                     for reply in worker.request(world.id, asked, scale):
                         replies += 1
-                        if reply[0] in ("broken", "fatal"):
-                            by = asked[replies - 1] if reply[0] == "fatal" else ""
-                            world.lose(f"environment: {reply[1]}", by)
+                        if reply[0] in ("broken", "fatal"):  # the ops after it get the same answer
+                            if not world.failure:
+                                by = asked[replies - 1] if reply[0] == "fatal" else ""
+                                world.lose(f"environment: {reply[1]}", by)
                         elif replies > len(past):
                             answers.append(reply)
                             if log and reply[0] == "ok":

@@ -234,6 +234,17 @@ def test_a_setting_without_effect_is_told_and_one_with_effect_is_not(key, value,
         assert not [n for n in idle.notes(made) if n.startswith(f"config.{key} ")]
 
 
+def test_a_setting_of_two_environments_has_an_effect_in_both():
+    shop = load_file(ROOT / "configs" / "mcp_tiny.py")
+    told = lambda name: {
+        n.split()[0].removeprefix("config.environment.")
+        for n in idle.notes(override(shop, {"environment.name": name}))
+        if n.startswith("config.environment.")
+    }
+    assert told("mcp") == set() and told("folder_tools") == {"command"}
+    assert told("textworld") == set(keys.FAMILIES["mcp"])
+
+
 def test_settings_of_explorers_that_have_no_effect():
     told = lambda config, **changes: [
         n.split()[0] for n in idle.notes(override(config, {f"explorer.{k}": v for k, v in changes.items()}))

@@ -2,22 +2,26 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from coevolve_jax.envs import lockdown, mcp
-from coevolve_jax.envs.mcp import answers, state, templates
+from coevolve_jax.envs.mcp import answers, check, servers, state, templates, values
+from coevolve_jax.envs.mcp import world as worlds
+from coevolve_jax.envs.mcp.spares import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.mcp.spec import Spec
-from coevolve_jax.envs.mcp.world import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.types import Call, Turn
@@ -122,6 +126,10 @@ def test_a_world_with_a_folder_of_a_splits_name_is_still_one_world(tmp_path):
         ({"command": ""}, "it names no program"),
         ({"command": "python 'x"}, "No closing quotation"),
         ({"freeze_time": "noon"}, "freeze_time is 'noon': it must be a time"),
+        (
+            {"server_disk": 1e-6},
+            "holds more than 1e-06 MiB, and config.environment.server_disk allows no more",
+        ),
         ({"tools": ("sell",)}, "has no tool 'sell', which config.environment.tools names: it has count"),
         ({"command": "python -c pass"}, "The server 'python -c pass' ended."),
         ({"command": f"{SERVER} dies_at_start"}, "ended .its last words: out of cheese.*"),
@@ -139,7 +147,9 @@ def test_what_cannot_be_used_is_one_sentence(settings, changed, why):
 def test_a_split_without_templates_and_notes_of_another_shape_are_one_sentence(splits):
     with pytest.raises(ValueError, match="There is no split 'dev': use one of train, dev"):
         mcp.scenarios("dev", splits)
-    with pytest.raises(ValueError, match="development holds no folder"):
+    with pytest.raises(
+        ValueError, match="development holds no folder: .* or choose another split by config.env"
+    ):
         mcp.scenarios("development", splits)
     notes = Path(splits["template"]) / "coevolve.json"
     for text in ("[]", "{", '{"value": {}}', '{"values": {"item": 3}}'):
@@ -159,10 +169,17 @@ def test_tools_can_be_chosen(settings):
     assert seen.error and "no tool named 'inventory'" in seen.text
 
 
-def test_variables_precede_the_command(settings):
-    code = "import os, sys; sys.exit(os.environ['SHOP'])"
-    with pytest.raises(ValueError, match=r"its last words: .*/world/a b\)"):
-        scenario(settings, command=f"SHOP='{{world}}/a b' python -c \"{code}\"")
+def test_variables_precede_the_command_and_words_stand_for_folders(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "say.py").write_text("import os, sys; print(os.getcwd(), os.environ['SHOP'], *sys.argv)")
+    (tmp_path / "data").mkdir()
+    words, variables = Spec.of(
+        {**settings, "command": "SHOP='{world}/a b' HOME={here}/x python say.py data --db=say.py {world}/c"}
+    ).words("/w")
+    assert variables == {"SHOP": "/w/a b", "HOME": f"{tmp_path}/x"}
+    assert words[1:] == [f"{tmp_path}/say.py", "data", "--db=say.py", "/w/c"]
+    with pytest.raises(ValueError, match=r"it wrote '/tmp/.*/world /tmp/.*/world/a b /"):
+        scenario(settings, command="SHOP='{world}/a b' python say.py")
 
 
 # --- Schemas and answers --------------------------------------------------------------------------
@@ -357,6 +374,7 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
 # --- Servers that misbehave -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault, why",
     [
@@ -364,6 +382,8 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
         ("silent", "gave no answer within 2 s"),
         ("malformed", "gave no answer within 2 s .it wrote '{this is no JSON'"),
         ("sends_much", "sent more than 8 MiB at once"),
+        ("stops", "gave no answer within 2 s"),
+        ("nests", "has made a folder that holds a path of more than 1000 characters"),
         ("forks", "runs .* processes, and 64 are allowed"),
         ("fills", "has made a folder that holds more than 32 MiB"),
     ],
@@ -395,6 +415,23 @@ def _running(mark):
             if str(mark).encode() in path.read_bytes().split(b"\0"):
                 found.append(path.parent.name)
     return found
+
+
+def test_what_the_user_wrote_down_reaches_no_world(settings):
+    template = Path(settings["template"])
+    (template / "deeper").mkdir()
+    for folder in (template, template / "deeper"):
+        (folder / "coevolve.json").write_text("{}")
+    world = mcp.make()
+    world.reset(scenario(settings))
+    assert sorted(world.state()) == ["deeper", "deeper/coevolve.json", "stock.json"]
+    assert world.state() == templates.content(template)
+    world.close()
+
+
+def test_a_world_without_files_is_a_state_too(settings):
+    outcome, (seen,) = play(task(settings, GOOD, command=f"{SERVER} empties"), [FAULT])
+    assert not seen.error and outcome.reason == "state_differs"
 
 
 @pytest.mark.parametrize("fault", ["prints", "changes_tools"])
@@ -487,6 +524,7 @@ def _eventually(holds):
 # --- Time and chance ------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not shutil.which("cc"), reason="clocks are frozen by a C compiler's work")
 def test_clocks_and_random_numbers_can_be_frozen(settings):
     today = [Call("today", {})]
     answered = [
@@ -496,7 +534,88 @@ def test_clocks_and_random_numbers_can_be_frozen(settings):
     assert answered[2] != answered[3]
 
 
+# --- Fit to train on ------------------------------------------------------------------------------
+
+
+def test_the_check_says_what_to_mend(settings):
+    sold_out = Call("restock", {"item": "tea", "pieces": -9})
+    calls = [COUNT, Call("today", {}), RESTOCK, Call("count", {"item": "cocoa"}), sold_out]
+    steps = check.execute(mcp.make, scenario(settings), calls)
+    assert [step.repeats for step in steps] == [True, False, True, True, True]
+    assert [sorted(step.changed) for step in steps] == [[], [], ["stock.json"], [], ["stock.json"]]
+    found = check.summary([steps], ["restock", "count", "today", "inventory"])
+    assert [(f.calls, f.succeeded, f.changed) for f in found.values()] == [
+        (2, 1, 2),
+        (2, 1, 0),
+        (1, 1, 0),
+        (0, 0, 0),
+    ]
+    today, inventory, fit = check.sentences(found)
+    assert today.startswith("today answers otherwise in an equal world: ")
+    assert inventory == "inventory was never called: explore more (--contexts)."
+    assert "--config.environment.tools=restock,count. " in fit
+    told = check.sentences(check.summary([steps[:1], steps[3:4]], ["count"]))
+    assert len(told) == 1 and told[0].startswith("No call changed the folder")
+    told = check.sentences(check.summary([steps[3:4]], ["count"]))
+    assert told[0].startswith("count never succeeded in 1 calls: give values")
+
+
+def test_the_check_sees_files_that_differ_and_files_that_every_tool_changes(settings):
+    def step(name, changed, differ=()):
+        said = answers.observation({"content": [{"type": "text", "text": "ok"}]})
+        return check.Step(Call(name, {}), said, said, frozenset(changed), frozenset(differ))
+
+    rounds = [[step("a", {"log", "x"}), step("b", {"log"}, {"log"}), step("a", {"log"}, {"log"})]]
+    log, every, fit = check.sentences(check.summary(rounds, ["a", "b"]))
+    assert log.startswith("b leaves log otherwise in an equal world")
+    assert every.startswith("Every tool changes log, even those that only read")
+    assert "--config.environment.tools=a." in fit
+
+
+def test_the_check_sees_whether_a_server_may_be_reused(settings):
+    calls = [RESTOCK, COUNT, FAULT]
+    for fault, fine in (("", True), ("remembers", False)):
+        asked = scenario(settings, command=f"{SERVER} {fault}")
+        reusing = dataclasses.replace(asked, scenario={**asked.scenario, "reuse_server": True})
+        fresh, reused = (check.execute(mcp.make, one, calls) for one in (asked, reusing))
+        assert all(step.repeats for step in fresh)
+        assert check.alike([fresh], [fresh]) and check.alike([fresh], [reused]) is fine
+
+
+def test_values_come_from_names_in_json_files_and_databases(tmp_path):
+    (tmp_path / "orders.json").write_text(
+        json.dumps({"orders": [{"order_id": n, "city": "Oslo", "paid": True} for n in range(20)]})
+    )
+    long = "A name that is longer than any user would type."
+    rows(
+        tmp_path / "people.db",
+        "CREATE TABLE people (name TEXT, age REAL)",
+        f"INSERT INTO people VALUES ('Ada', 36.5), (NULL, 3), ('{long}', 1)",
+    )
+    (tmp_path / "broken.json").write_text("{")
+    names = {"order_id": "integer", "city": "string", "paid": "boolean", "name": "string", "age": "number"}
+    names |= {"people_name": "string", "table_name": "string", "orderId": "string", "colour": "string"}
+    properties = {name: {"type": kind} for name, kind in names.items()}
+    tool = {"function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    assert values.of_template(tmp_path, [tool]) == {
+        "order_id": list(range(12)),
+        "city": ["Oslo"],
+        "name": ["Ada"],
+        "age": [36.5, 3.0, 1.0],
+        "people_name": ["Ada"],
+        "table_name": ["people"],
+    }
+
+
 # --- Servers that wait ----------------------------------------------------------------------------
+
+
+def test_without_a_compiler_no_clock_is_frozen(settings, monkeypatch):
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    monkeypatch.setattr(servers, "launcher", functools.cache(servers.Launcher))
+    monkeypatch.setattr(worlds, "launcher", servers.launcher)
+    with pytest.raises(ValueError, match="needs a C compiler, and cc failed .*: install gcc"):
+        scenario(settings, freeze_time="2026-01-01", command=f"{sys.executable} -c pass {{world}}")
 
 
 def test_from_the_second_world_of_a_kind_on_servers_wait_for_the_next(settings):

@@ -146,7 +146,9 @@ def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_our
             assert second == Observation("safe fragile")
 
 
-@pytest.mark.parametrize("how, by_call", [("spin", True), ("crash", True), ("broken", False)])
+@pytest.mark.parametrize(
+    "how, by_call", [("spin", True), ("crash", True), ("fatal", True), ("broken", False)]
+)
 def test_what_is_executed_is_valid_where_a_call_fails_and_invalid_where_the_environment_does(how, by_call):
     task = Task("t", "fragile", {"fails_in": "step", "how": how})
     with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.5) as pool:
@@ -167,6 +169,23 @@ def test_an_environment_that_says_it_failed_costs_a_world_and_no_worker():
         assert first == Observation("safe") and not second.valid and not second.fatal
         assert not outcome.valid and outcome.reason == "environment: The server of the world is down."
         assert pool.restarts == 0 and not pool._workers[0].live
+
+
+def test_a_call_that_ended_its_world_fails_its_rollout_and_costs_no_worker():
+    with ProcessPool("tests.support.families.fragile", workers=1) as pool:
+        (first, second), _, outcome = in_fragile(pool, "step", "fatal")
+        assert first == Observation("safe") and second.valid and second.fatal
+        assert outcome.valid and not outcome.success
+        assert outcome.reason == "environment: The call has ended the server."
+        assert pool.restarts == 0 and not pool._workers[0].live
+
+
+@pytest.mark.parametrize("operation", ["reset", "options", "end_turn", "score"])
+def test_an_environment_that_fails_outside_of_a_call_is_our_failure_and_costs_no_worker(operation):
+    with ProcessPool("tests.support.families.fragile", workers=1) as pool:
+        _, _, outcome = in_fragile(pool, operation, "broken")
+        assert not outcome.valid and outcome.reason == "environment: The server of the world is down."
+        assert pool.restarts == 0
 
 
 def test_a_call_that_dies_once_is_made_again(tmp_path):

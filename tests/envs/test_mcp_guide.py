@@ -72,7 +72,8 @@ def test_a_server_is_checked(checkout, quick):
     assert re.search(r"restock +\d+ +[1-9]\d* +[1-9]", told) and re.search(r"count +\d+ +[1-9]\d* +0\n", told)
     assert "* today answers otherwise in an equal world: " in told
     assert "--config.environment.tools=restock,count,inventory,fault." in told
-    assert "--config.environment.reuse_server=True" in told
+    done = run(f"{own} --config.environment.tools=restock,count,inventory", checkout, quick)
+    assert done.returncode == 0 and "--config.environment.reuse_server=True" in done.stdout, done.stderr
     done = run(folder, checkout, quick)
     assert done.returncode == 0 and "All tools are fit to train on." in done.stdout, done.stderr
 

@@ -217,6 +217,16 @@ def test_half_of_a_tools_name_in_an_error_is_a_remedy_and_the_likest_login_comes
     assert named("startEngine", "please log in") == ["message_login", "ticket_login"]
 
 
+def test_values_may_be_known_for_one_tool_alone():
+    known = {"query": ["a"], "write.query": ["b"]}
+    box, bank = toolbox([schema("read", ["query"]), schema("write", ["query"])]), Bank((), known=known)
+    rng = np.random.default_rng(0)
+    made = [fill(box[name], bank, rng) for name in ("read", "write") for _ in range(30)]
+    made += [vary(Call("write", {"query": "x"}), box["write"], bank, rng) for _ in range(30)]
+    drawn = {(c.name, c.arguments["query"]) for c in made if c.arguments["query"] in ("a", "b")}
+    assert drawn == {("read", "a"), ("write", "b")}
+
+
 def test_what_failed_is_made_again_once_its_remedy_worked():
     tools = [schema("lockDoors"), schema("drive", ["place"]), schema("park", ["place"])]
     box, bank = toolbox(tools), Bank((), known={"place": ["Rome"]})

@@ -7,6 +7,8 @@ FAULT is a way to misbehave: at the start, in the list of tools, or in the tool 
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -97,6 +99,18 @@ def misbehave():
     if fault == "fills":
         for n in range(100):
             open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)
+    if fault == "remembers":
+        TOOLS.append({})
+        return said(f"called {len(TOOLS)} times")
+    if fault == "nests":
+        os.chdir(world)
+        for _ in range(2000):
+            os.mkdir("deeper")
+            os.chdir("deeper")
+    if fault == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "empties":
+        shutil.rmtree(world, ignore_errors=True)
     if fault == "forks":
         while os.fork() >= 0:
             pass

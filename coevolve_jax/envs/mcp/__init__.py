@@ -1,8 +1,9 @@
 """Any server of the Model Context Protocol as an environment family (docs/guides/train_on_an_mcp_server.md).
 
-A world is a copy of a template folder and a server process of its own (world.py), which the launcher starts
-and confines (launcher.py). client.py speaks the protocol, answers.py puts its words into ours, state.py reads
-the folder, environment.py grades, templates.py finds the scenarios.
+A world is a copy of a template folder and a server process of its own (world.py). The launcher starts and
+confines it (launcher.py, asked by servers.py). client.py speaks the protocol, answers.py puts its words into
+ours, state.py reads the folder, environment.py grades, spares.py keeps servers that wait. templates.py finds
+the scenarios, values.py helps explorers, check.py finds what is not fit to train on.
 
 Workers need the standard library only. The server is whatever program config.environment.command names.
 """
@@ -27,6 +28,7 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
     for template in templates.of_split(settings, split, apart_from):
         spec = Spec.of({**settings, "template": str(template)})
         spec.check()
+        templates.check_size(template, spec.server_disk)
         told = templates.notes(template, settings)["values"]
         known = values.of_template(template, listed(spec)) | told
         scenario = {**spec.scenario(), **({"values": known} if known else {})}
@@ -77,6 +79,6 @@ def make() -> Environment:
 
 def warm_up() -> None:
     """Starts the launcher, so that no call waits for it."""
-    from coevolve_jax.envs.mcp import world
+    from coevolve_jax.envs.mcp import servers
 
-    world.launcher()
+    servers.launcher()

@@ -15,6 +15,7 @@ from coevolve_jax.types import Observation
 
 MAX_TOOLS = 128
 MAX_SAID = 1 << 16  # characters of an answer
+MAX_DESCRIPTION = 4000  # characters, of a tool or a parameter
 MAX_DEPTH = 16  # levels of a schema
 # Many servers report errors in an ordinary answer: "Error: ...", "Database error: ...".
 _ERROR = re.compile(r"(\w+ )?error\b\s*[:(]", re.IGNORECASE)
@@ -62,7 +63,7 @@ def _function(tool: Mapping) -> dict:
         "type": "function",
         "function": {
             "name": tool["name"],
-            "description": described if isinstance(described, str) else "",
+            "description": described[:MAX_DESCRIPTION] if isinstance(described, str) else "",
             "parameters": parameters,
         },
     }
@@ -95,8 +96,8 @@ def simple(schema: Any, root: Mapping, depth: int = 0) -> dict:
             value = simple(value, root, depth + 1)
         elif key == "required":
             value = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-        elif key == "description" and not isinstance(value, str):
-            continue
+        elif key == "description":
+            value = value[:MAX_DESCRIPTION] if isinstance(value, str) else ""
         if key not in ("title", "$schema", "$defs", "definitions"):
             found[key] = value
     return found

@@ -78,6 +78,15 @@ def _differing(one: dict[str, str], other: dict[str, str]) -> frozenset[str]:
     return frozenset(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
 
+def alike(rounds: Sequence[Sequence[Step]], others: Sequence[Sequence[Step]]) -> bool:
+    """Says whether the same calls gave the same answers and changed the same paths in all four worlds."""
+    return all(
+        a.first == b.first and b.repeats and not b.differ and a.changed == b.changed
+        for one, other in zip(rounds, others, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
 def summary(rounds: Sequence[Sequence[Step]], tools: Sequence[str]) -> dict[str, Findings]:
     """Returns the findings by tool. rounds: the steps of each world. tools: all that the server offers.
 
@@ -108,8 +117,8 @@ def sentences(found: dict[str, Findings]) -> list[str]:
         if own.stray:
             paths = ", ".join(sorted(own.stray)[:3])
             told.append(
-                f"{name} leaves {paths} otherwise in an equal world: if that is no part of what a task asks "
-                f"for, leave it out by config.environment.ignore."
+                f"{name} leaves {paths} otherwise in an equal world: where it holds the time, set "
+                "config.environment.freeze_time; where it is a log, name it in config.environment.ignore."
             )
         if not own.calls:
             told.append(f"{name} was never called: explore more (--contexts).")

@@ -122,7 +122,7 @@ class Client:
                 message = None
             if isinstance(message, dict):
                 return message
-            self._stray = line[:60] or self._stray
+            self._stray = line[:160] or self._stray
 
     def _exchange(self, deadline: float) -> None:
         """Waits until the pipes are ready, and reads and writes what they take."""

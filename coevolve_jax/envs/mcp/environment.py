@@ -11,8 +11,9 @@ from coevolve_jax.envs import calls as call_checks
 from coevolve_jax.envs.base import Broken, digest
 from coevolve_jax.envs.mcp import answers
 from coevolve_jax.envs.mcp.client import Failed
+from coevolve_jax.envs.mcp.spares import spares
 from coevolve_jax.envs.mcp.spec import Spec
-from coevolve_jax.envs.mcp.world import World, listed, spares
+from coevolve_jax.envs.mcp.world import World, listed
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 

@@ -19,6 +19,7 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -51,7 +52,15 @@ def launch(folder: str) -> None:
         requests.send(json.dumps(answer).encode())
     for pid in running:
         _end(pid)
-    shutil.rmtree(folder, ignore_errors=True)
+    delete(folder)
+
+
+def delete(folder: str) -> None:
+    """Deletes a folder that may hold anything, as far as it can be deleted."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # rm does not call itself
+        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def _end(pid: int) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-WORLD = "{world}"  # stands for the world's folder in the command
+WORLD, HERE = "{world}", "{here}"  # in the command: the world's folder, and the one where the run starts
 SHOWN = "/world"  # what agents read in its place, since every world has a folder of its own
 OWN = "coevolve.json"  # the file of a template that no world gets (templates.py)
 
@@ -22,7 +22,8 @@ class Spec:
     """A server and its world.
 
     Attributes:
-      command: the command line, with {world} for the world's folder. Assignments may precede it (NAME=VALUE).
+      command: the command line, with {world} for the world's folder and {here} for the one where the run
+        starts. Assignments of variables may precede the program (NAME=VALUE).
       template: the folder of which each world is a copy.
       tools: names of the tools that agents may use; () is all.
       ignore: patterns of paths that are no part of the state.
@@ -88,9 +89,9 @@ class Spec:
     def words(self, world: str) -> tuple[list[str], dict[str, str]]:
         """Returns the program with its arguments, and the variables assigned before it.
 
-        world: the path that replaces {world}. A word that names a file or folder from here becomes its full
-        path, since the server starts in its world's folder. The program is looked up beside this interpreter
-        and on the PATH. ValueError where there is no such program.
+        world: the path that replaces {world}. A word that names a file from here becomes its full path, since
+        the server starts in its world's folder. The program is looked up beside this interpreter and on the
+        PATH. ValueError where there is no such program.
         """
         try:
             words = shlex.split(self.command)
@@ -99,7 +100,7 @@ class Spec:
         variables = {}
         while words and re.match(r"[A-Za-z_]\w*=", words[0]):
             name, _, value = words.pop(0).partition("=")
-            variables[name] = value.replace(WORLD, world)
+            variables[name] = _located(value, world)
         path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
         program = shutil.which(words[0], path=path) if words else None
         if program is None:
@@ -108,5 +109,9 @@ class Spec:
                 f"config.environment.command is {self.command!r}, and {wrong} beside {sys.executable} or on "
                 "the PATH: install the server, and give its path."
             )
-        rest = [os.path.abspath(word) if os.path.exists(word) else word for word in words[1:]]
-        return [os.path.abspath(program), *(word.replace(WORLD, world) for word in rest)], variables
+        rest = [os.path.abspath(word) if os.path.isfile(word) else word for word in words[1:]]
+        return [os.path.abspath(program), *(_located(word, world) for word in rest)], variables
+
+
+def _located(word: str, world: str) -> str:
+    return word.replace(WORLD, world).replace(HERE, os.getcwd())

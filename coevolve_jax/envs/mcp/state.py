@@ -24,6 +24,7 @@ SQLITE = b"SQLite format 3\0"
 BESIDE = ("-wal", "-shm", "-journal")  # endings of the files that SQLite keeps beside a database
 LOCKED = 5.0  # seconds to wait for a database that its server has locked
 MAX_FILES = 20_000
+MAX_PATH = 1000  # characters
 
 
 class TooLarge(Exception):
@@ -31,17 +32,19 @@ class TooLarge(Exception):
 
 
 def size(folder: str, most: float) -> None:
-    """Raises TooLarge where the files of a folder have more than `most` MiB in all, or are too many."""
+    """Raises TooLarge where the files of a folder have more than `most` MiB, or are too many or too deep."""
     total = count = 0
-    for parent, _, files in os.walk(folder):
-        count += len(files)
+    for parent, folders, files in os.walk(folder):
+        count += len(folders) + len(files)
         for name in files:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(parent, name)).st_size
         if total > most * 2**20:
             raise TooLarge(f"holds more than {most:g} MiB")
         if count > MAX_FILES:
-            raise TooLarge(f"holds more than {MAX_FILES} files")
+            raise TooLarge(f"holds more than {MAX_FILES} files and folders")
+        if len(parent) - len(folder) > MAX_PATH:
+            raise TooLarge(f"holds a path of more than {MAX_PATH} characters")
 
 
 def content(folder: str, ignore: Sequence[str] = ()) -> dict[str, str]:

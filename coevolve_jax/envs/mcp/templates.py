@@ -44,7 +44,8 @@ def of_split(settings: Mapping[str, Any], split: str, apart_from: str = "") -> l
     found = _folders(path / split)
     if not found:
         raise ValueError(
-            f"{path / split} holds no folder: give each starting world of the split {split!r} a folder there."
+            f"{path / split} holds no folder: give each starting world of the split {split!r} a folder "
+            "there, or choose another split by config.environment.eval_split."
         )
     seen = {digest(content(other)) for other in _folders(path / apart_from)} if apart_from else set()
     return [one for one in found if digest(content(one)) not in seen]
@@ -52,6 +53,17 @@ def of_split(settings: Mapping[str, Any], split: str, apart_from: str = "") -> l
 
 def _folders(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+
+
+def check_size(template: Path, most: float) -> None:
+    """Raises ValueError for a template of more than `most` MiB, which no world could hold."""
+    try:
+        state.size(str(template), most)
+    except state.TooLarge as error:
+        raise ValueError(
+            f"{template} {error}, and config.environment.server_disk allows no more: raise it, or name "
+            "another folder."
+        ) from None
 
 
 def content(template: Path) -> dict[str, str]:

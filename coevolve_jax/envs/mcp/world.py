@@ -3,100 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-import json
 import os
 import re
 import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-import threading
-from collections import OrderedDict, deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import coevolve_jax
-from coevolve_jax.envs import lockdown
 from coevolve_jax.envs.mcp import answers, state
-from coevolve_jax.envs.mcp.client import Client, Failed, Pipes, Refused
+from coevolve_jax.envs.mcp.client import Client, Failed, Refused
+from coevolve_jax.envs.mcp.launcher import delete
+from coevolve_jax.envs.mcp.servers import launcher
 from coevolve_jax.envs.mcp.spec import OWN, SHOWN, Spec
 from coevolve_jax.types import Observation
 
 MAX_PROCESSES = 64  # of one server
-SPARES = 2  # started servers that wait for the next world of the same kind
-MOST_SPARES = 8  # of all kinds, in one process
-MOST_IDLE = 64  # servers that have served a world and wait for another
-RECENT = 16  # worlds among which a second one of a kind brings spares
 _SHOWN = re.compile(rf"(?<![\w./:-]){SHOWN}(?![\w.-])")
-
-
-class Launcher:
-    """Our side of the launcher process (launcher.py). home: the folder that it deletes at its end."""
-
-    def __init__(self):
-        try:
-            lockdown.check()
-        except RuntimeError:
-            raise ValueError(
-                f"MCP servers are run on Linux only, which confines them; this is {sys.platform}."
-            ) from None
-        self.home = os.path.realpath(tempfile.mkdtemp(prefix="coevolve_mcp_"))
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = str(Path(coevolve_jax.__file__).resolve().parents[1])
-        with theirs:
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "coevolve_jax.envs.mcp.launcher", self.home],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={"PYTHONPATH": source, "PATH": os.environ.get("PATH", os.defpath)},
-                start_new_session=True,
-            )
-
-    def folder(self) -> str:
-        """Makes a new folder. All names have the same length, as paths in answers then have too."""
-        path = os.path.join(self.home, f"{next(self._numbers):08d}")
-        os.mkdir(path)
-        return path
-
-    def start(self, server: Mapping[str, Any]) -> tuple[int, Pipes]:
-        """Starts a server (see launcher.py). Returns its process id and our ends of its streams."""
-        (theirs0, input), (output, theirs1), (errors, theirs2) = (os.pipe() for _ in range(3))
-        theirs = [theirs0, theirs1, theirs2]
-        pid = self._ask({"start": dict(server)}, theirs)
-        for descriptor in theirs:
-            os.close(descriptor)
-        return pid, Pipes(input, output, errors)
-
-    def end(self, pid: int) -> None:
-        self._ask({"end": pid}, [])
-
-    def _ask(self, request: Mapping[str, Any], descriptors: list[int]) -> Any:
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-            return json.loads(self._socket.recv(100))
-
-    @functools.cached_property
-    def frozen_clock(self) -> str:
-        """The library that freezes clocks (freeze.c), compiled. ValueError where there is no compiler."""
-        source, library = Path(__file__).with_name("freeze.c"), os.path.join(self.home, "freeze.so")
-        command = ["cc", "-shared", "-fPIC", "-O1", "-o", library, str(source)]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ValueError(
-                f"config.environment.freeze_time needs a C compiler, and cc failed ({error}): install gcc, "
-                "or leave it empty."
-            ) from None
-        return library
-
-
-launcher = functools.cache(Launcher)
 
 
 class World:
@@ -137,7 +58,7 @@ class World:
         for folder in (self.folder, self.home):
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry)
+                    shutil.rmtree(entry.path)
                 else:
                     os.unlink(entry)
         self.spec = spec
@@ -150,8 +71,9 @@ class World:
 
     def _copy(self) -> None:
         template = self.spec.template
+        own = lambda folder, names: [OWN] if folder == template else []
         try:
-            shutil.copytree(template, self.folder, symlinks=True, ignore=_own, dirs_exist_ok=True)
+            shutil.copytree(template, self.folder, symlinks=True, ignore=own, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
             raise ValueError(f"The template {template} cannot be copied: {str(error)[:200]}.") from None
 
@@ -183,7 +105,7 @@ class World:
     def close(self) -> None:
         launcher().end(self._pid)
         self._client.close()
-        shutil.rmtree(self._base, ignore_errors=True)
+        delete(self._base)
 
     def _shown(self, text: str) -> str:
         """Puts paths that are alike in all worlds for those of this one."""
@@ -210,10 +132,6 @@ class World:
             raise Failed(f"runs {count} processes, and {MAX_PROCESSES} are allowed")
 
 
-def _own(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == OWN]
-
-
 def _environ(spec: Spec, home: str, program: str) -> dict[str, str]:
     """Returns the environment variables of a server: none of the user's, which may hold secrets."""
     path = os.pathsep.join((os.path.dirname(program), os.environ.get("PATH", os.defpath)))
@@ -224,6 +142,7 @@ def _environ(spec: Spec, home: str, program: str) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TZ": "UTC",
         "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",  # files that nobody asked for would be part of the state
     }
     if (seconds := spec.seconds()) is not None:
         found |= {"LD_PRELOAD": launcher().frozen_clock, "COEVOLVE_NOW": str(seconds)}
@@ -238,63 +157,6 @@ def _processes(group: int) -> int:
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 count += int(file.read().rpartition(b")")[2].split()[2]) == group
     return count
-
-
-class Spares:
-    """Servers that wait for a world, since a start takes far longer than a call."""
-
-    def __init__(self):
-        self._waiting: OrderedDict[Spec, list[World]] = OrderedDict()
-        self._recent: deque[Spec] = deque(maxlen=RECENT)
-
-    def take(self, spec: Spec) -> World:
-        """Returns a fresh world, whose server may still be starting.
-
-        From the second world of a kind on, other servers are started behind it, unless they are reused.
-        """
-        kind = spec.kind
-        waiting = self._waiting.pop(kind, [])
-        world = waiting.pop(0) if waiting else World(spec)
-        if spec.reuse_server:
-            if world.begun:
-                world = _restored(world, spec)
-        elif kind in self._recent:
-            waiting += [World(spec) for _ in range(SPARES - len(waiting))]
-        self._recent.append(kind)
-        self._keep(kind, waiting)
-        return world
-
-    def give(self, world: World) -> None:
-        """Takes a world that is needed no more: its server is reused, if it may be, or ends."""
-        if not world.spec.reuse_server or not world.can_be_restored:
-            world.close()
-            return
-        kind = world.spec.kind
-        self._keep(kind, [world, *self._waiting.pop(kind, [])])
-
-    def _keep(self, kind: Spec, worlds: list[World]) -> None:
-        """Lets these wait. Of too many, those go that were asked for longest ago."""
-        if worlds:
-            self._waiting[kind] = worlds
-        alike = {k: w for k, w in self._waiting.items() if k.reuse_server == kind.reuse_server}
-        most = MOST_IDLE if kind.reuse_server else MOST_SPARES
-        while sum(map(len, alike.values())) > most:
-            oldest = next(iter(alike))
-            alike[oldest].pop().close()
-            if not alike[oldest]:
-                del alike[oldest], self._waiting[oldest]
-
-
-def _restored(world: World, spec: Spec) -> World:
-    try:
-        world.restore(spec)
-        return world
-    except OSError:  # its files cannot be deleted
-        world.close()
-        return World(spec)
-
-
-spares = functools.cache(Spares)
 
 
 _LISTED: dict[Spec, list[dict]] = {}

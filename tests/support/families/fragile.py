@@ -2,7 +2,8 @@
 
 scenario: {"fails_in": an operation or "", "how": ...}. Ways to fail ("how"):
 "crash": the process dies. "spin": it computes for ever. "wait": it sleeps for ever.
-"once": it crashes unless the file `mark` exists, and creates it. "broken": it reports a failure.
+"once": it crashes unless the file `mark` exists, and creates it. "broken": it reports a failure of its own.
+"fatal": it reports that the call has ended the world.
 """
 
 import os
@@ -10,7 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.base import Broken, digest
 from coevolve_jax.types import Call, Observation, Outcome, Task
 
 FRAGILE = Call("fragile", {})
@@ -45,8 +46,11 @@ class World:
         self._perform("reset")
 
     def step(self, call):
-        if self._perform("step", call == FRAGILE) == "broken":
+        failed = self._perform("step", call == FRAGILE)
+        if failed == "broken":
             return Observation("The server of the world is down.", valid=False)
+        if failed == "fatal":
+            return Observation("The call has ended the server.", error=True, fatal=True)
         self._called.append(call.name)
         return Observation(" ".join(self._called))
 
@@ -79,6 +83,8 @@ class World:
             mark.touch()
         if how in ("crash", "once"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "broken" and operation != "step":
+            raise Broken("The server of the world is down.")
         while how == "spin":
             pass
         while how == "wait":
