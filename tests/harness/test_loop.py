@@ -218,7 +218,7 @@ def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path, monkeypatch
         and found.versions.verdict("v001").higher_and_refused
     )
     other = evolution(tmp_path / "other", "none", versions=1)
-    monkeypatch.setattr(other, "_proposes", Harm())
+    monkeypatch.setattr(other.parts, "proposer", Harm())
     with pytest.raises(loop.Waiting, match="the rules say rejected"):
         other.run(gate="verdict")
     other.decide("v001", True, "")
@@ -346,8 +346,8 @@ def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_pa
     kinds = {}
     for audit in ("replay", "none"):
         found = evolution(tmp_path / audit, "none", versions=1, audit=audit)
-        monkeypatch.setattr(found, "_proposes", Bait())
-        monkeypatch.setattr(found, "_backtest", lambda version: {"refused": None})
+        monkeypatch.setattr(found.parts, "proposer", Bait())
+        monkeypatch.setattr(found.parts, "backtest", lambda version: {"refused": None})
         found.run()
         kinds[audit] = found.versions.verdict("v001")
     assert kinds["none"].kind == "promoted"
@@ -376,8 +376,8 @@ class Sets:
 
 
 def setting(found, monkeypatch, key, *values):
-    monkeypatch.setattr(found, "_proposes", Sets(key, *values))
-    monkeypatch.setattr(found, "_check", lambda *proposal: None)
+    monkeypatch.setattr(found.parts, "proposer", Sets(key, *values))
+    monkeypatch.setattr(found.parts, "check", lambda *proposal: None)
 
 
 @pytest.mark.slow
@@ -387,7 +387,7 @@ def test_a_value_of_steps_is_registered_by_what_it_foretold_on_past_runs(tmp_pat
     monkeypatch.setattr("coevolve_jax.harness.diagnostics.invent", lambda *a, **k: [])  # these take long
     found = evolution(tmp_path / "campaign", "slow", versions=6, diagnostics="evolving")
     setting(found, monkeypatch, "learner.learning_rate", 3e-5, 9e-5, 5e-5, 7e-5, 4e-5, 6e-5)
-    monkeypatch.setattr(found, "_backtest", lambda version: {"refused": None})
+    monkeypatch.setattr(found.parts, "backtest", lambda version: {"refused": None})
     found.run()
     of = lambda before: {d.id: d for d in found.versions.diagnostics(before) if d.unit == "step"}
     assert {d.status for d in of("v001").values()} == {"tracked"}  # two runs

@@ -9,6 +9,7 @@ import numpy as np
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.harness import campaign, final, loop, start
+from coevolve_jax.harness.parts import Parts
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.files import read_lines, write_lines
@@ -36,15 +37,15 @@ REJECTED = [
 ]
 
 
-class Recorded(loop.Evolution):
-    """A campaign with made-up diagnostics, in which a verifier rejects successes of v003."""
+class Recorded(Parts):
+    """Parts with made-up diagnostics, in which a verifier rejects successes of v003."""
 
     def _registered(self, version):
         return [] if version == loop.START else DIAGNOSTICS
 
-    def _evidence(self, version):
+    def evidence(self, version):
         more = {"audit": {"judged": 64, "rejected": REJECTED}} if version == "v003" else {}
-        return super()._evidence(version) | more
+        return super().evidence(version) | more
 
 
 def launch(jobs, side_by_side):
@@ -94,7 +95,8 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
     begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
     store = Store(folder / "store", start.without_harness(c), MADE_UP._replace(launch=launch), jobs=1)
-    found = Recorded(begun, c, store, after=lambda: report.write_report(whole))
+    found = loop.Evolution(begun, c, store, after=lambda: report.write_report(whole))
+    found.parts = Recorded(begun, c, store, found.versions, print)
     for version in ("v001", "v002", "v003", None):
         try:
             found.run(gate="verdict")
