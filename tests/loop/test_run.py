@@ -13,7 +13,7 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.loop.initial import tasks_from_file
 from coevolve_jax.records import rollouts
-from coevolve_jax.records.workdir import claim, fork
+from coevolve_jax.records.workdir import busy, claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
@@ -199,8 +199,10 @@ def test_a_process_that_dies_lets_go_of_its_workdir(tmp_path):
         assert holder.stdout.readline()
         with pytest.raises(ValueError, match="Another process goes on with the run in"):
             claim(tmp_path / "run", settings("random"))  # a run that is starting is not taken over
+        assert busy(tmp_path / "run")
         holder.kill()
         holder.wait()
+        assert not busy(tmp_path / "run") and not busy(tmp_path / "none")
         claim(tmp_path / "run", settings("static"))
 
 
