@@ -74,7 +74,8 @@ class Parts:
             raise levers.Refused(
                 f"{levers.short(proposal.parent)} is no parent: use one of {', '.join(good)}."
             )
-        levers.check_proposal(self._versions.levers, self._versions.config(proposal.parent), proposal)
+        known = self._versions.open_levers(before=version)
+        levers.check_proposal(known, self._versions.config(proposal.parent), proposal)
 
     def backtest(self, version: str) -> dict[str, Any]:
         if version == START or not getattr(self._module, "BACKTEST", True):

@@ -326,7 +326,7 @@ def test_a_lever_that_moves_the_judge_is_caught_by_the_canary(tmp_path, monkeypa
     half = lambda c: {"/2": bad.moves(c)["/2"]}
     table = {"rollout.max_length": levers.Lever("rollout.max_length", "limits", (key,), half)}
     found = evolution(tmp_path / "campaign", "slow", versions=1, proposer="placebo")
-    monkeypatch.setattr(found.versions, "levers", table)
+    monkeypatch.setattr(found.versions, "open_levers", lambda before: table)
     monkeypatch.setattr(levers.idle, "idle", lambda c: {})
     found.run()
     (told,) = levers_of(found)
