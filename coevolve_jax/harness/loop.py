@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ GATES = {
 }  # --gate -> the parts before which a person decides
 
 
+TOLD = 300  # characters of a difference
 UNREADABLE = (LookupError, TypeError, AttributeError, ValueError)  # what is forged may have any form
 
 
@@ -75,6 +77,7 @@ class Evolution:
         self._remember()
         if not self.campaign.events():
             self._begin()
+        self.campaign.check()  # also where the campaign is over
         while (todo := self.campaign.next()) is not None:
             version, part = todo
             if part in ("proposal", "verdict"):
@@ -124,7 +127,7 @@ class Evolution:
             return []
         made = json.loads(json.dumps(getattr(self.parts, part)(version)))
         path = self.campaign.path(version, part).relative_to(self.campaign.folder)
-        told = configs.difference(there, made, part)
+        told = textwrap.shorten(configs.difference(there, made, part), TOLD)
         return [f"{path} differs from what the runs give ({told})."] if made != there else []
 
     def _begin(self) -> None:
