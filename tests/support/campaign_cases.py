@@ -10,6 +10,8 @@ from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.harness import campaign, final, loop, start
 from coevolve_jax.harness.parts import Parts
+from coevolve_jax.harness.proposers.scripted import Scripted
+from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.files import read_lines, write_lines
@@ -35,6 +37,22 @@ DIAGNOSTICS = [
 REJECTED = [
     {"seed": 0, "task": f"held_out-{n}", "rollout": 1, "why": f"File {n} is still there."} for n in (0, 2)
 ]
+
+
+class Proposes(Scripted):
+    """The scripted proposer at first; then these moves, whatever the order that it would draw."""
+
+    then = [("reward.terms", "add distinct_tools"), ("learner.skip_zero_variance_groups", "False")]
+
+    def propose(self, history, rng):
+        number = len(history.versions) - 2
+        if number < 0:
+            return super().propose(history, rng)
+        found = history.first_that_runs(history.best.id, self.then[number : number + 1])
+        expects = Expectation("success_last", "up")
+        return Proposal(
+            history.best.id, *found, because="It has rested.", proposer="scripted", expects=expects
+        )
 
 
 class Recorded(Parts):
@@ -97,6 +115,7 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     store = Store(folder / "store", start.without_harness(c), MADE_UP._replace(launch=launch), jobs=1)
     found = loop.Evolution(begun, c, store, after=lambda: report.write_report(whole))
     found.parts = Recorded(begun, c, store, found.versions, print)
+    found.parts.proposer = Proposes()
     for version in ("v001", "v002", "v003", None):
         try:
             found.run(gate="verdict")
