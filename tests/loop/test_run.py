@@ -2,6 +2,7 @@
 
 import errno
 import json
+import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -21,6 +22,7 @@ from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
 from tests.strategies import test_strategies
 from tests.strategies.test_strategies import rows
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -308,3 +310,17 @@ def test_override_copies_and_names_what_is_wrong():
     for key in ("a.x", "a.b.c", "b"):
         with pytest.raises(ValueError, match=f"no key '{key}'"):
             configs.override(config, {key: 1})
+
+
+def test_the_gradients_of_a_run_and_of_another_config_are_compared(whole, tmp_path):
+    program = runpy.run_path(str(ROOT / "experiments" / "compare_gradients.py"))
+    held = configs.override(configs.of_run(whole), {"learner.kl_coef": 300.0})
+    (tmp_path / "config.json").write_text(configs.to_json(held))
+    program["run"](whole, tmp_path)
+    found = json.loads((tmp_path / "checks.json").read_text())
+    last = [rollouts.read_rollouts(whole, step) for step in (2, 3)]
+    if any(group.mixed for groups in last for group in groups):
+        assert found.keys() == {"cos", "kl_share", "margin"}
+        assert found["kl_share"][0] > 0.5 and found["cos"][0] < 1
+    else:
+        assert found == {}
