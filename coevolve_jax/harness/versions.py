@@ -10,6 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from coevolve_jax import config as configs
 from coevolve_jax.harness import diagnostics, evidence, levers, registry, skills, smoke
 from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.proposers.base import History, Seen
@@ -132,7 +133,7 @@ class Versions:
         done = [v for v in self._campaign.versions() if v < version or (and_itself and v == version)]
         return History(
             [self.seen(v) for v in done],
-            {v: self.config(v) for v in done},
+            {v: configs.override(self.config(v), {}) for v in done},  # copies: a proposer is anybody's code
             self.open_levers(before=version),
             self.skills(before=version),
             self.shown,

@@ -82,6 +82,22 @@ def test_the_same_proposal_without_what_is_hostile_passes(started, monkeypatch):
     assert found.parts.proposal("v001")["lever"] == levers.SEVERAL
 
 
+def test_a_proposer_that_writes_into_the_configs_that_it_is_shown_changes_none(started, monkeypatch):
+    found, before = started
+
+    class Writes:
+        def propose(self, history, rng):
+            history.configs["v000"].environment.eval_split = "test"
+            history.configs["v000"].learner.learning_rate = 1.0
+            return GOOD
+
+    monkeypatch.setattr(found.parts, "proposer", Writes())
+    assert found.parts.proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
+    start = found.versions.config("v000")
+    assert start.environment.eval_split != "test" and start.learner.learning_rate == 1e-5
+    assert files(found.campaign.folder) == before
+
+
 FORMULAS = [
     Candidate("a", "tools.exists(t, t == 'held_out-0')"),
     Candidate("b", "tools.exists(t, t == 's0')", unit="trajectory"),
