@@ -36,7 +36,7 @@ _SEEDS = flags.DEFINE_string(
     "seeds", None, "config.harness.seeds: a range such as 0:2, or a list such as 0,3."
 )
 _PROPOSER = flags.DEFINE_string(
-    "proposer", None, "config.harness.proposer: scripted, placebo, score, search."
+    "proposer", None, "config.harness.proposer: scripted, llm, placebo, score, search."
 )
 _DIAGNOSTICS = flags.DEFINE_enum("diagnostics", None, ["evolving", "fixed"], "config.harness.diagnostics.")
 _AUDIT = flags.DEFINE_enum("audit", None, ["replay", "none"], "config.harness.audit.")

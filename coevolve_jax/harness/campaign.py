@@ -27,6 +27,7 @@ from typing import Any
 PACKAGE = Path(__file__).parents[1]
 PARTS = ("proposal", "backtest", "smoke", "evidence", "verdict", "learned")
 START = "v000"
+READ = ("final/readings.csv", "final/final.json")  # written anew each time that the test is read
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
 
@@ -230,7 +231,11 @@ class Campaign:
 
     def check(self) -> None:
         """Raises Tampered, which names the file, for anything that is not as it was written."""
-        told = {row["file"]: row["sha256"] for row in self.events() if "file" in row}  # the last event counts
+        events = self.events()
+        told = {row["file"]: row["sha256"] for row in events if "file" in row}  # the last event counts
+        final = [row["event"] for row in events if row.get("file", "").startswith("final/")]
+        if final[-1:] == ["opened"]:
+            told = {name: told[name] for name in told if name not in READ}  # the test is being read again
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
         for version in self.versions():

@@ -2,7 +2,8 @@
 
     cos        cosine of the parent's and the child's gradient                            shown
     finite     whether all numbers of the child's gradient are finite                     no
-    kl_share   |KL term| / (|KL term| + |the rest|) of the child's gradient               > 0.9
+    kl_share   |KL term| / (|KL term| + |the rest|) of the child's gradient, where the
+               settings of the learner differ                                             > 0.9
     margin     cosine of the child's step with the direction that raises the mean
                log-probability of successes over that of failures, in mixed groups        <= 0
 
@@ -69,21 +70,24 @@ def gradient_checks(
         return programs[key].gradient(params, reference, sharding.place_batch(mesh, batch, axis=1))
 
     toward = gradient(child, _successes_over_failures(groups))
-    found = {}
-    for name, config in (("child", child), ("parent", parent)):
-        own = samples[name]
-        whole, pull = gradient(config, own), gradient(config, own, kl_alone=True)
-        sizes = [float(optax.tree.norm(tree)) for tree in (pull, optax.tree.sub(whole, pull))]
-        found[name] = whole, sizes[0] / (sum(sizes) or 1.0), float(cosine(whole, toward))
-        if not np.isfinite(sizes).all() and name == "child":
-            return {"finite": Check(0.0, 1.0, False)}
-    (g1, share, margin), (g0, parents_share, parents_margin) = found["child"], found["parent"]
-    most = max(0.9, parents_share)
-    return {
-        "cos": Check(float(cosine(g0, g1)), None, True),
-        "kl_share": Check(share, most, share <= most + 1e-6),
-        "margin": Check(margin, min(0.0, parents_margin), margin > 0 or margin >= parents_margin - 1e-6),
-    }
+    whole = {name: gradient(config, samples[name]) for name, config in (("child", child), ("parent", parent))}
+    if not np.isfinite(float(optax.tree.norm(whole["child"]))):
+        return {"finite": Check(0.0, 1.0, False)}
+    found = {"cos": Check(float(cosine(whole["parent"], whole["child"])), None, True)}
+
+    def share(name: str, config: ConfigDict) -> float:
+        if not config.learner.kl_coef:
+            return 0.0
+        pull = gradient(config, samples[name], kl_alone=True)
+        sizes = [float(optax.tree.norm(tree)) for tree in (pull, optax.tree.sub(whole[name], pull))]
+        return sizes[0] / (sum(sizes) or 1.0)
+
+    if parent.learner.to_dict() != child.learner.to_dict():  # else the KL term is the same
+        own, most = share("child", child), max(0.9, share("parent", parent))
+        found["kl_share"] = Check(own, most, own <= most + 1e-6)
+    margin, parents = (float(cosine(whole[name], toward)) for name in ("child", "parent"))
+    found["margin"] = Check(margin, min(0.0, parents), margin > 0 or margin >= parents - 1e-6)
+    return found
 
 
 class _Program(NamedTuple):

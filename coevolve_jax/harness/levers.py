@@ -126,19 +126,25 @@ def _trade(layer: str, key: str, against: str, values: Sequence[int]) -> Lever:
     return Lever(key, layer, (key, against), moves)
 
 
-def _terms() -> Lever:
-    """config.reward.terms: one term is added, removed, halved or doubled."""
+def _terms(formulas: Mapping[str, tuple[str, bool]]) -> Lever:
+    """config.reward.terms: one term is added, removed, halved or doubled.
+
+    formulas: name -> (formula, whether it is higher in failures), of terms besides rewards.TERMS.
+    """
     key = "reward.terms"
+    new = {what: (what, NEW_WEIGHT) for what in rewards.TERMS}
+    new |= {name: (what, -NEW_WEIGHT if bad else NEW_WEIGHT) for name, (what, bad) in formulas.items()}
+    names = {what: name for name, (what, _) in new.items()}
 
     def moves(config: ConfigDict) -> dict[str, Changes]:
         now = {term.what: term.weight for term in rewards.parse(config.reward.terms)}
-        found = {f"add {what}": {**now, what: NEW_WEIGHT} for what in rewards.TERMS if what not in now}
+        found = {f"add {n}": {**now, what: weight} for n, (what, weight) in new.items() if what not in now}
         for what, weight in now.items():
-            rest = {w: v for w, v in now.items() if w != what}
+            name, rest = names.get(what, what), {w: v for w, v in now.items() if w != what}
             found |= {
-                f"remove {what}": rest,
-                f"halve {what}": {**now, what: weight / 2},
-                f"double {what}": {**now, what: weight * 2},
+                f"remove {name}": rest,
+                f"halve {name}": {**now, what: weight / 2},
+                f"double {name}": {**now, what: weight * 2},
             }
         texts = {m: tuple(str(rewards.Term(*term)) for term in terms.items()) for m, terms in found.items()}
         # What makes the terms smaller is always open, also from beyond the bound.
@@ -152,8 +158,11 @@ def _terms() -> Lever:
     return Lever(key, "reward", (key,), moves)
 
 
-def table(config: ConfigDict) -> dict[str, Lever]:
+def table(config: ConfigDict, formulas: Mapping[str, tuple[str, bool]] | None = None) -> dict[str, Lever]:
     """The levers that the campaign may move, by name: those of config.harness.levers, within its bounds.
+
+    formulas: name -> (formula, whether it is higher in failures) of the registered diagnostics, which may
+      become terms of the reward.
 
     Raises ValueError for an unknown lever or bound.
     """
@@ -166,7 +175,7 @@ def table(config: ConfigDict) -> dict[str, Lever]:
 
     on = (False, True)
     known = [
-        _terms(),
+        _terms(formulas or {}),
         _choice("filter", "learner.group_filter", on),
         scale("filter", "learner.filter_z", 0.5, 2.5, 1.5),
         scale("filter", "learner.filter_keep", 0.3, 1.0, 1.5),

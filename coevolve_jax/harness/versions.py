@@ -10,7 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.harness import evidence, levers, registry, skills, smoke
+from coevolve_jax import config as configs
+from coevolve_jax.harness import diagnostics, evidence, levers, registry, skills, smoke
 from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
@@ -26,15 +27,12 @@ class Versions:
 
     Args:
       config: of v000, with the section `harness`.
-
-    Attributes:
-      levers: the open ones, by name.
     """
 
     def __init__(self, campaign: Campaign, config: ConfigDict, store: Store):
         self._campaign, self._store, self._settings = campaign, store, config.harness
         self._first = without_harness(config)
-        self.levers = levers.table(config)
+        self._config = config
         self._read: dict[str, registry.Evidence] = {}
         self._halves: dict[str, list[evidence.Half]] = {}
 
@@ -55,6 +53,11 @@ class Versions:
     def row(self, version: str) -> dict[str, float | None]:
         """The version's values in training; {} if it was not trained."""
         return (self._campaign.read(version, "evidence") or {}).get("row", {})
+
+    def open_levers(self, before: str) -> dict[str, levers.Lever]:
+        """The levers by name. Diagnostics that were registered before a version may become reward terms."""
+        known = diagnostics.live(self.diagnostics(before))
+        return levers.table(self._config, {d.id: (d.formula, d.direction == "up_is_bad") for d in known})
 
     def trained(self, last: str) -> list[str]:
         """The trained versions up to `last`."""
@@ -130,8 +133,8 @@ class Versions:
         done = [v for v in self._campaign.versions() if v < version or (and_itself and v == version)]
         return History(
             [self.seen(v) for v in done],
-            {v: self.config(v) for v in done},
-            self.levers,
+            {v: configs.override(self.config(v), {}) for v in done},  # copies: a proposer is anybody's code
+            self.open_levers(before=version),
             self.skills(before=version),
             self.shown,
             self.diagnostics(before=version),

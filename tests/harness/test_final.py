@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from coevolve_jax.harness import final
+from coevolve_jax.harness.campaign import Tampered
 from tests.harness.support import evolution
 
 
@@ -57,3 +58,27 @@ def test_it_is_read_once_and_a_second_time_stands_there_for_ever(ended):
         "final/opened.json",
         "final/opened_2.json",
     ]
+
+
+def test_a_kill_while_the_test_is_read_again_stops_nothing(ended, monkeypatch):
+    """The files of the first reading are written anew before the event of it."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*names):
+        raise Killed
+
+    final.open_test(ended, [300, 301], {}, True)
+    with monkeypatch.context() as during, pytest.raises(Killed):
+        during.setattr(ended.campaign, "tell_final", kill)
+        final.read(ended, [300, 301])
+    ended.run()  # as the same command does first
+    final.open_test(ended, [300, 301], {}, True)
+    final.read(ended, [300, 301])
+    ended.run()
+    assert final.result_of(ended.campaign.folder)["gain"]["FT"]["seeds"] == 2
+    path = ended.campaign.folder / "final" / "final.json"
+    path.write_text(path.read_text().replace("0.", "1."))
+    with pytest.raises(Tampered, match="final/final.json was changed"):
+        ended.run()

@@ -49,7 +49,7 @@ def started(tmp_path_factory):
         def propose(self, history, rng):
             raise KeyboardInterrupt
 
-    found._proposes = Silent()
+    found.parts.proposer = Silent()
     with pytest.raises(KeyboardInterrupt):
         found.run()
     return found, files(found.campaign.folder)
@@ -66,7 +66,7 @@ class Proposes:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_proposal_is_refused_in_one_sentence_and_writes_nothing(name, started, monkeypatch):
     found, before = started
-    monkeypatch.setattr(found, "_proposes", Proposes(dataclasses.replace(GOOD, **HOSTILE[name])))
+    monkeypatch.setattr(found.parts, "proposer", Proposes(dataclasses.replace(GOOD, **HOSTILE[name])))
     with pytest.raises(levers.Refused) as refused:
         found.run()
     assert "\n" not in str(refused.value) and 20 < len(str(refused.value)) < 1500
@@ -76,10 +76,26 @@ def test_a_hostile_proposal_is_refused_in_one_sentence_and_writes_nothing(name, 
 def test_the_same_proposal_without_what_is_hostile_passes(started, monkeypatch):
     found, _ = started
     several = dataclasses.replace(GOOD, **SEVERAL)
-    monkeypatch.setattr(found, "_proposes", Proposes(GOOD))
-    assert found._proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
-    monkeypatch.setattr(found, "_proposes", Proposes(several))
-    assert found._proposal("v001")["lever"] == levers.SEVERAL
+    monkeypatch.setattr(found.parts, "proposer", Proposes(GOOD))
+    assert found.parts.proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
+    monkeypatch.setattr(found.parts, "proposer", Proposes(several))
+    assert found.parts.proposal("v001")["lever"] == levers.SEVERAL
+
+
+def test_a_proposer_that_writes_into_the_configs_that_it_is_shown_changes_none(started, monkeypatch):
+    found, before = started
+
+    class Writes:
+        def propose(self, history, rng):
+            history.configs["v000"].environment.eval_split = "test"
+            history.configs["v000"].learner.learning_rate = 1.0
+            return GOOD
+
+    monkeypatch.setattr(found.parts, "proposer", Writes())
+    assert found.parts.proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
+    start = found.versions.config("v000")
+    assert start.environment.eval_split != "test" and start.learner.learning_rate == 1e-5
+    assert files(found.campaign.folder) == before
 
 
 FORMULAS = [
@@ -97,7 +113,7 @@ def test_hostile_formulas_are_left_out_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr("coevolve_jax.testing.campaign.GROUPS", 40)  # enough for a test after the start
     found = evolution(tmp_path / "campaign", "slow", versions=1, diagnostics="evolving")
     said = []
-    found._say = said.append
+    found.parts._say = said.append
 
     class Invents:
         def propose(self, history, rng):
@@ -106,7 +122,7 @@ def test_hostile_formulas_are_left_out_and_said(tmp_path, monkeypatch):
         def invent(self, history, version, rng):
             return [*FORMULAS, Candidate("good", "double(errors) / double(calls)", proposer="hostile")]
 
-    found._proposes = Invents()
+    found.parts.proposer = Invents()
     found.run()
     known = {d.id: d for d in found.versions.diagnostics("v001") if d.born}
     assert known["good"].test.number == 1 and not {c.id for c in FORMULAS} & known.keys()

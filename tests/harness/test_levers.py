@@ -65,6 +65,21 @@ def test_reward_terms_stay_small_and_can_always_shrink():
     assert set(lever.moves(heavy)) == {"remove length", "halve length"}
 
 
+def test_a_registered_diagnostic_may_become_a_term_against_what_failures_have():
+    formulas = {
+        "failed_calls": ("double(errors) / double(calls)", True),
+        "tools": ("distinct_tools > 1", False),
+    }
+    lever = levers.table(CONFIG, formulas)["reward.terms"]
+    found = levers.changed(CONFIG, lever.moves(CONFIG)["add failed_calls"])
+    assert tuple(found.reward.terms) == ("double(errors) / double(calls):-0.1",)
+    assert {"halve failed_calls", "remove failed_calls", "add tools"} <= set(lever.moves(found))
+    both = levers.changed(found, lever.moves(found)["add tools"])
+    assert rewards.parse(both.reward.terms)[1] == rewards.Term("distinct_tools > 1", 0.1)
+    plain = levers.table(CONFIG)["reward.terms"]
+    assert set(plain.moves(found)) > {"remove double(errors) / double(calls)"}
+
+
 HOSTILE = st.one_of(
     st.text(max_size=80),
     st.sampled_from(

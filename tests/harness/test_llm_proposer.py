@@ -57,14 +57,14 @@ def test_a_good_answer_becomes_one_move_with_its_hypothesis(campaign):
     assert (drawn.lever, drawn.move, drawn.proposer) == ("learner.learning_rate", "x3", "llm")
     assert drawn.changes == {"learner.learning_rate": pytest.approx(3e-5)}
     assert drawn.expects.diagnostic == "kl_last" and drawn.evidence["kl_last"] is not None
-    campaign._check("v001", drawn)
+    campaign.parts.check("v001", drawn)
 
 
 def test_a_question_holds_the_levers_and_nothing_that_selects(campaign):
     model, _ = propose(campaign, json.dumps(GOOD))
     (question,) = model.client.questions
     text = question.system + question.user
-    for lever in campaign.versions.levers.values():
+    for lever in campaign.versions.open_levers("v001").values():
         assert not lever.moves(campaign.versions.config("v000")) or lever.name in text
     assert "kl_last" in text and '"steps"' in text and "too-slow" not in text
     selection = campaign.versions.selection("v000")[0]
@@ -88,7 +88,7 @@ def test_a_hostile_answer_changes_nothing_and_the_scripted_proposer_goes_on(
     model, drawn = propose(campaign, *[json.dumps(bad)] * llm.ATTEMPTS)
     if diagnostic not in MEANINGS:
         assert drawn.proposer == "scripted" and model.client.costs["refused/propose"] == llm.ATTEMPTS
-    campaign._check("v001", drawn)
+    campaign.parts.check("v001", drawn)
     assert all("\n" not in why and len(why) < 200 for why in model.refused)
 
 
@@ -114,14 +114,14 @@ def test_a_campaign_over_http_ends_and_its_books_add_up(server, tmp_path, monkey
     found.run()
     first, second = (found.versions.proposal(v) for v in ("v001", "v002"))
     assert (first.proposer, first.move) == ("llm", "x3") and second.proposer == "scripted"
-    costs = found._proposes.client.costs
+    costs = found.parts.proposer.client.costs
     # The same command, begun again, knows what was asked and paid.
     calls = found.campaign.llm_calls()
     told = [(row["role"], row["fault"]) for row in calls]
     assert told[:2] == [("propose", ""), ("propose", "refusal")]
     again = evolution(tmp_path / "campaign", "slow", versions=2, proposer="llm")
     again.run()
-    assert again._proposes.client.costs == costs and again.campaign.llm_calls() == calls
+    assert again.parts.proposer.client.costs == costs and again.campaign.llm_calls() == calls
     assert costs["llm_tokens"] == costs["llm_tokens_in/propose"] + costs["llm_tokens_out/propose"] > 0
     assert found.replay() == []
 

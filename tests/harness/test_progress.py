@@ -3,6 +3,7 @@
 import json
 import time
 
+from coevolve_jax.analysis import live
 from coevolve_jax.analysis.campaign_view import campaign_view
 from coevolve_jax.harness import progress
 from coevolve_jax.harness.records import Expectation
@@ -57,6 +58,10 @@ def test_the_page_shows_the_runs_under_way(tmp_path):
     assert view["training"]["done"] == {"0": 6, "1": 0} and view["training"]["version"] == "v001"
     assert view["training"]["text"] in view["headline"]["lead"]
     json.dumps(view)
+    # A page that is served follows the runs.
+    state, path = live._state(found.campaign.folder), found.versions.runs("v001")[0] / "metrics.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:5]) + "\n")
+    assert live._state(found.campaign.folder) != state
 
 
 def test_half_a_line_is_left_out_and_a_campaign_at_rest_says_nothing(tmp_path):
@@ -71,6 +76,8 @@ def test_half_a_line_is_left_out_and_a_campaign_at_rest_says_nothing(tmp_path):
 def test_it_is_said_now_and_then_and_once_if_nothing_has_changed():
     said, texts = [], iter(["", "a", "a", "b"])
     with progress.said(said.append, lambda: next(texts, "b"), every=0.001):
-        while said != ["a", "b"]:
+        for _ in range(20_000):  # so that a failure ends
+            if said == ["a", "b"]:
+                break
             time.sleep(0.001)
     assert said == ["a", "b"]

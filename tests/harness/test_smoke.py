@@ -47,7 +47,7 @@ class Proposes:
 
 def campaign(folder, launch, lever="rollout.temperature", move="x1.25"):
     found = evolution(folder, "none", launch, versions=1)
-    found._proposes = Proposes(lever, move)
+    found.parts.proposer = Proposes(lever, move)
     return found
 
 

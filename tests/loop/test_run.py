@@ -2,6 +2,7 @@
 
 import errno
 import json
+import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -13,7 +14,7 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.loop.initial import tasks_from_file
 from coevolve_jax.records import rollouts
-from coevolve_jax.records.workdir import claim, fork
+from coevolve_jax.records.workdir import busy, claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
@@ -21,6 +22,7 @@ from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
 from tests.strategies import test_strategies
 from tests.strategies.test_strategies import rows
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -199,8 +201,10 @@ def test_a_process_that_dies_lets_go_of_its_workdir(tmp_path):
         assert holder.stdout.readline()
         with pytest.raises(ValueError, match="Another process goes on with the run in"):
             claim(tmp_path / "run", settings("random"))  # a run that is starting is not taken over
+        assert busy(tmp_path / "run")
         holder.kill()
         holder.wait()
+        assert not busy(tmp_path / "run") and not busy(tmp_path / "none")
         claim(tmp_path / "run", settings("static"))
 
 
@@ -306,3 +310,17 @@ def test_override_copies_and_names_what_is_wrong():
     for key in ("a.x", "a.b.c", "b"):
         with pytest.raises(ValueError, match=f"no key '{key}'"):
             configs.override(config, {key: 1})
+
+
+def test_the_gradients_of_a_run_and_of_another_config_are_compared(whole, tmp_path):
+    program = runpy.run_path(str(ROOT / "experiments" / "compare_gradients.py"))
+    held = configs.override(configs.of_run(whole), {"learner.kl_coef": 300.0})
+    (tmp_path / "config.json").write_text(configs.to_json(held))
+    program["run"](whole, tmp_path)
+    found = json.loads((tmp_path / "checks.json").read_text())
+    last = [rollouts.read_rollouts(whole, step) for step in (2, 3)]
+    if any(group.mixed for groups in last for group in groups):
+        assert found.keys() == {"cos", "kl_share", "margin"}
+        assert found["kl_share"][0] > 0.5 and found["cos"][0] < 1
+    else:
+        assert found == {}

@@ -9,6 +9,9 @@ import numpy as np
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.harness import campaign, final, loop, start
+from coevolve_jax.harness.parts import Parts
+from coevolve_jax.harness.proposers.scripted import Scripted
+from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.registry import Diagnostic, Registration
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.files import read_lines, write_lines
@@ -36,15 +39,31 @@ REJECTED = [
 ]
 
 
-class Recorded(loop.Evolution):
-    """A campaign with made-up diagnostics, in which a verifier rejects successes of v003."""
+class Proposes(Scripted):
+    """The scripted proposer at first; then these moves, whatever the order that it would draw."""
+
+    then = [("reward.terms", "add distinct_tools"), ("learner.skip_zero_variance_groups", "False")]
+
+    def propose(self, history, rng):
+        number = len(history.versions) - 2
+        if number < 0:
+            return super().propose(history, rng)
+        found = history.first_that_runs(history.best.id, self.then[number : number + 1])
+        expects = Expectation("success_last", "up")
+        return Proposal(
+            history.best.id, *found, because="It has rested.", proposer="scripted", expects=expects
+        )
+
+
+class Recorded(Parts):
+    """Parts with made-up diagnostics, in which a verifier rejects successes of v003."""
 
     def _registered(self, version):
         return [] if version == loop.START else DIAGNOSTICS
 
-    def _evidence(self, version):
+    def evidence(self, version):
         more = {"audit": {"judged": 64, "rejected": REJECTED}} if version == "v003" else {}
-        return super()._evidence(version) | more
+        return super().evidence(version) | more
 
 
 def launch(jobs, side_by_side):
@@ -94,7 +113,9 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
     told = {"command": "python experiments/evolve_harness.py", "machine": "2 cores", "date": "2026-11-24"}
     begun = campaign.begin(whole, {"config": json.loads(configs.to_json(c)), "told": told})
     store = Store(folder / "store", start.without_harness(c), MADE_UP._replace(launch=launch), jobs=1)
-    found = Recorded(begun, c, store, after=lambda: report.write_report(whole))
+    found = loop.Evolution(begun, c, store, after=lambda: report.write_report(whole))
+    found.parts = Recorded(begun, c, store, found.versions, print)
+    found.parts.proposer = Proposes()
     for version in ("v001", "v002", "v003", None):
         try:
             found.run(gate="verdict")

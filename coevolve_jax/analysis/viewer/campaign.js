@@ -31,7 +31,7 @@ const boundLine = (value, lines, ok, { format = plain, others = [] } = {}) => {
   const dot = svg("circle", { cx: at(value), cy: 24, r: 5, class: ok ? "held" : "missed" });
   return svg(
     "svg",
-    { class: "bound-line", width: BOUND_LINE.width, height: BOUND_LINE.height, role: "img", "aria-label": told },
+    { class: "bound-line", viewBox: `0 0 ${BOUND_LINE.width} ${BOUND_LINE.height}`, role: "img", "aria-label": told },
     svg("title", {}, told),
     svg("path", { class: "axis", d: `M${BOUND_LINE.edge / 2} 24H${BOUND_LINE.width - BOUND_LINE.edge / 2}` }),
     ...lines.flatMap(([name, x]) => [

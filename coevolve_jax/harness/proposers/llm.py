@@ -82,7 +82,8 @@ class Model:
         return self.client.llm_calls
 
     def resume(self, llm_calls: Sequence[LLMCall]) -> None:
-        self.client.resume(llm_calls)
+        if llm_calls:
+            self.client.resume(llm_calls)
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         parent = history.best

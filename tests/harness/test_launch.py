@@ -1,0 +1,95 @@
+"""Runs of a store as processes, with a program in the place of experiments/main.py that trains nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from coevolve_jax.comparison import cells
+from coevolve_jax.harness import launch, start
+from coevolve_jax.harness.store import Job
+from tests.harness.support import config
+
+# Keeps the workdir as a run does, notes how it was called, and writes what a run writes at its end.
+MAIN = """
+import fcntl, os, pathlib, sys, time
+flags = dict(text.split("=", 1) for text in sys.argv[1:])
+run = pathlib.Path(flags["--workdir"])
+lock = open(run / "lock", "a")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit("Error: Another process goes on with the run")
+with open(run / "calls", "a") as file:
+    print(flags.get("--until", "end"), file=file)
+time.sleep(float(os.environ.get("TAKES", "0")))
+saved = run / "checkpoints" / f"step_{int(flags.get('--until', 8)):08d}"
+saved.mkdir(parents=True, exist_ok=True)
+(saved / "manifest.json").write_text("{}")
+if "--until" not in flags:
+    (run / "summary.json").write_text("{}")
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(launch, a job whose workdir was forked)"""
+    (tmp_path / "main.py").write_text(MAIN)
+    monkeypatch.setattr(cells, "MAIN", tmp_path / "main.py")
+    monkeypatch.setattr("coevolve_jax.comparison.side_by_side.PAUSE", 0.02)
+    c = start.without_harness(config("none"))
+    run = tmp_path / "store" / "digest" / "seed_0"
+    run.mkdir(parents=True)
+    return launch.programs(c, tmp_path / "compiled").launch, Job(run, c, tmp_path / "start")
+
+
+def calls(job):
+    return (job.workdir / "calls").read_text().split()
+
+
+def test_first_steps_end_with_a_checkpoint_and_the_run_goes_on(made):
+    launched, job = made
+    assert launched([job._replace(until=3)], 1) == {} and calls(job) == ["3"]
+    assert launched([job], 1) == {} and calls(job) == ["3", "end"]
+
+
+def test_a_run_that_another_process_makes_is_waited_for_and_taken(made, monkeypatch):
+    launched, job = made
+    monkeypatch.setenv("TAKES", "0.5")
+    theirs = subprocess.Popen([sys.executable, str(cells.MAIN), f"--workdir={job.workdir}"])
+    while not (job.workdir / "calls").exists():
+        pass
+    assert launched([job], 1) == {} and calls(job) == ["end"]
+    assert theirs.wait() == 0
+
+
+def test_a_run_whose_process_died_under_another_campaign_is_made(made, monkeypatch):
+    launched, job = made
+    monkeypatch.setenv("TAKES", "60")
+    theirs = subprocess.Popen([sys.executable, str(cells.MAIN), f"--workdir={job.workdir}"])
+    while not (job.workdir / "calls").exists():
+        pass
+    theirs.kill()
+    theirs.wait()
+    monkeypatch.setenv("TAKES", "0")
+    assert launched([job], 1) == {} and calls(job) == ["end", "end"]
+
+
+@pytest.mark.slow
+def test_two_campaigns_that_begin_a_run_at_once_make_it_once(made, monkeypatch):
+    launched, job = made
+    monkeypatch.setenv("TAKES", "0.3")
+    program = "import sys; from tests.harness.test_launch import both; both(*sys.argv[1:])"
+    ours = [str(cells.MAIN), str(job.workdir)]
+    pair = [subprocess.Popen([sys.executable, "-c", program, *ours]) for _ in range(2)]
+    assert [process.wait() for process in pair] == [0, 0] and calls(job) == ["end"]
+
+
+def both(main: str, workdir: str) -> None:
+    """Launches a run, in a process of its own."""
+    from pathlib import Path
+
+    cells.MAIN = Path(main)
+    c = start.without_harness(config("none"))
+    job = Job(Path(workdir), c, Path(workdir))
+    sys.exit(bool(launch.programs(c, Path(workdir)).launch([job], 1)))
