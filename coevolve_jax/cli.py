@@ -36,6 +36,7 @@ PROGRAMS: dict[str, Path] = {
     "show-prompt": ROOT / "experiments" / "show_prompt.py",
     "ask": ROOT / "experiments" / "ask.py",
     "import-gguf": ROOT / "experiments" / "import_gguf.py",
+    "sweep": ROOT / "experiments" / "sweep.py",
     "leaderboard": ROOT / "experiments" / "leaderboard.py",
     "setup": ROOT / "experiments" / "set_up.py",
 }

@@ -44,6 +44,7 @@ END"""
 
 
 def main(argv) -> None:
+    from coevolve_jax import shipped
     from coevolve_jax.comparison import plan
 
     own = argv[1:]
@@ -73,7 +74,8 @@ def main(argv) -> None:
             )
     except (argparse.ArgumentError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    whole = ["python", "experiments/compare.py", *own]
+    program = ("coevolve", "compare") if shipped.IN_WHEEL else ("python", "experiments/compare.py")
+    whole = [*program, *own]
     part = lambda i: shlex.join([*whole, f"--shard={i}/{count}"])
     if _ON.value == "slurm":
         command = f'{shlex.join(whole)} --shard="$SLURM_ARRAY_TASK_ID/{count}"'

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import trackio
 from ml_collections import ConfigDict
+from trackio.run import Run
 
 
 class Trackio:
-    def __init__(self, run: trackio.Run):
+    def __init__(self, run: Run):
         self._run = run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
