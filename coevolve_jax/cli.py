@@ -38,6 +38,7 @@ PROGRAMS: dict[str, Path] = {
     "import-gguf": ROOT / "experiments" / "import_gguf.py",
     "sweep": ROOT / "experiments" / "sweep.py",
     "leaderboard": ROOT / "experiments" / "leaderboard.py",
+    "smoke-device": ROOT / "experiments" / "smoke_device.py",
     "setup": ROOT / "experiments" / "set_up.py",
 }
 HELP = {"--help", "-help", "-h", "--helpshort", "--helpfull", "-?"}
