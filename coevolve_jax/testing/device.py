@@ -257,7 +257,7 @@ def timed(f: Callable, *arguments: Any, times: int = 5) -> float:
     return float(np.median(seconds))
 
 
-def far(found: jax.Array, wanted: jax.Array) -> float:
+def far(found: Any, wanted: Any) -> float:
     """The largest difference, as a share of the largest value that is wanted."""
     wanted = np.asarray(wanted, np.float32)
     return float(np.abs(np.asarray(found, np.float32) - wanted).max() / np.abs(wanted).max())
