@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-mcp setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld mcp smollm2 demo-smollm2 aot bench clean
+.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-mcp setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu smoke-device textworld tau2 appworld mcp smollm2 demo-smollm2 aot bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -48,6 +48,7 @@ help:
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make docs   set up mkdocs and build the site of docs/ in runs/site"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
+	@echo "make smoke-device  check this machine's GPUs or TPUs in ten minutes and write a page about them (runs/smoke_*)"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
 	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
 	@echo "make appworld  set up AppWorld in .appworld, download its data where there is internet, and make ten tasks"
@@ -167,6 +168,10 @@ docs: setup-docs
 # SGLANG_ARGS: further flags of experiments/serve.py, e.g. SGLANG_ARGS=--port=30000
 sglang-cpu: setup setup-sglang
 	$(RUN) experiments/serve.py --model=models/tiny_qwen3 $(SGLANG_ARGS)
+
+# On a machine with GPUs or TPUs, with JAX for them in $(VENV): pip install -e .[cuda], or .[tpu].
+smoke-device: setup
+	JAX_PLATFORMS= $(RUN) experiments/smoke_device.py --output=runs/smoke_$$(date +%Y%m%d_%H%M%S)
 
 # docs/environments/textworld.md
 textworld: setup setup-textworld

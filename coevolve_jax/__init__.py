@@ -8,6 +8,7 @@ These attributes of `coevolve_jax` cover most uses in a notebook:
     evaluate.evaluate(agent, tasks, ...)  success rates; build.agent makes the agent of a config
     load_run(workdir)                     reads the files of a run; write_report, summary_table present them
     hf_io.load, hf_io.save, Decoder       Hugging Face folders as parameters, and the model that applies them
+    peft_io.load, peft_io.save            LoRA adapters as folders of the package peft
     tfds_tasks.write, tfds_tasks.read     a run's training set as a TFDS data set (the extra "tfds")
     plan.table(config, ...)               memory per device, before you rent a machine
     Task, Trajectory, TaskPool, ...       the data types that the packages exchange (types.py)
@@ -30,6 +31,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.config": (),
     "coevolve_jax.loop.evaluate": (),
     "coevolve_jax.models.hf_io": (),
+    "coevolve_jax.models.peft_io": (),
     "coevolve_jax.planning.plan": (),
     "coevolve_jax.tfds_tasks": (),
     "coevolve_jax.train": (),

@@ -9,6 +9,7 @@ from coevolve_jax.analysis.report import write_report as write_report
 from coevolve_jax.analysis.summary import summary_table as summary_table
 from coevolve_jax.loop import evaluate as evaluate
 from coevolve_jax.models import hf_io as hf_io
+from coevolve_jax.models import peft_io as peft_io
 from coevolve_jax.models.decoder import Decoder as Decoder
 from coevolve_jax.models.decoder import ModelConfig as ModelConfig
 from coevolve_jax.planning import plan as plan

@@ -38,7 +38,9 @@ PROGRAMS: dict[str, Path] = {
     "show-prompt": ROOT / "experiments" / "show_prompt.py",
     "ask": ROOT / "experiments" / "ask.py",
     "import-gguf": ROOT / "experiments" / "import_gguf.py",
+    "sweep": ROOT / "experiments" / "sweep.py",
     "leaderboard": ROOT / "experiments" / "leaderboard.py",
+    "smoke-device": ROOT / "experiments" / "smoke_device.py",
     "setup": ROOT / "experiments" / "set_up.py",
 }
 HELP = {"--help", "-help", "-h", "--helpshort", "--helpfull", "-?"}

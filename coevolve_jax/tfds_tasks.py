@@ -29,7 +29,7 @@ try:
     import tensorflow_datasets as tfds
 except ImportError as error:
     raise ImportError(
-        f"The data set of tasks needs tensorflow-datasets ({error}): pip install -e .[tfds]."
+        f"The data set of tasks needs tensorflow-datasets ({error}): pip install coevolve_jax[tfds]."
     ) from error
 
 NAME, VERSION = "coevolve_tasks", "1.0.0"

@@ -90,7 +90,7 @@ def comparison(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
         raise ValueError(
             f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
         )
-    whole = shlex.join(["python", "experiments/compare.py", *own])
+    whole = shlex.join([*program("compare", "compare.py"), *own])
     return (
         lambda index: f"{whole} --shard={index}/{count}",
         f"# when all have ended:\n{whole} --only_read",
@@ -107,7 +107,7 @@ def campaigns(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
             f"--config.harness.seed={seed} is what sweep.py gives each machine: leave it out after --."
         )
     workdir = given["workdir"].rstrip("/")
-    whole = ["python", "experiments/evolve_harness.py", f"--config={given['config']}", *rest]
+    whole = [*program("harness", "evolve_harness.py"), f"--config={given['config']}", *rest]
     whole += [f"--store={given.get('store', workdir + '/store')}"]
     into = shlex.quote(f"--workdir={workdir}/campaign_")
     return (
@@ -116,17 +116,24 @@ def campaigns(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
     )
 
 
+def program(command: str, file: str) -> tuple[str, str]:
+    """Returns how a program is started: by its file in a checkout, by its command in an installed wheel."""
+    from coevolve_jax import shipped
+
+    return ("coevolve", command) if shipped.IN_WHEEL else ("python", f"experiments/{file}")
+
+
 def parsed(
-    own: list[str], program: str, *needed: str, optional: Sequence[str]
+    own: list[str], name: str, *needed: str, optional: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Returns the values of some flags of a program, and its other words."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    for name in (*needed, *optional):
-        parser.add_argument(f"--{name}", f"-{name}")
+    for flag in (*needed, *optional):
+        parser.add_argument(f"--{flag}", f"-{flag}")
     found, rest = parser.parse_known_args(own)
     given = {key: value for key, value in vars(found).items() if value is not None}
-    if missing := [name for name in needed if name not in given]:
-        raise ValueError(f"After -- the flags of experiments/{program} lack --{', --'.join(missing)}.")
+    if missing := [flag for flag in needed if flag not in given]:
+        raise ValueError(f"After -- the flags of experiments/{name} lack --{', --'.join(missing)}.")
     return given, rest
 
 

@@ -10,8 +10,8 @@ import pytest
 from coevolve_jax import cli, config, shipped
 from tests.support.paths import ROOT
 
-# Programs without a command: set_up.py runs the first, the others serve those who measure.
-INNER = {"appworld_tasks", "harness_bench", "sweep"}
+# Programs without a command: set_up.py runs the first, the other one measures campaigns.
+INNER = {"appworld_tasks", "harness_bench"}
 
 
 def coevolve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

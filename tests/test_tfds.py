@@ -156,7 +156,7 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
     assert done["tensorflow_datasets"].returncode == 1
     (told,) = done["tensorflow_datasets"].stderr.splitlines()
     assert told.startswith("Error: The data set of tasks needs tensorflow-datasets") and told.endswith(
-        "pip install -e .[tfds]."
+        "pip install coevolve_jax[tfds]."
     )
     assert [tfds_tasks.task(row) for row in tfds_tasks.read(tmp_path / "set")] == tasks_of(workdir)
 

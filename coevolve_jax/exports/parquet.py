@@ -41,7 +41,7 @@ def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> dict[str, in
         "tasks": (tables.TASKS, tables.task_rows(run)),
         "trajectories": (tables.TRAJECTORIES, tables.trajectory_rows(run)),
     }
-    if steps := rollouts.steps(Path(workdir), rollouts.ROLLOUTS):
+    if steps := rollouts.steps(os.fspath(workdir), rollouts.ROLLOUTS):
         each = (tables.rollout_rows(os.fspath(workdir), step) for step in steps)
         made["rollouts"] = tables.ROLLOUTS, itertools.chain.from_iterable(each)
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,11 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.loading import load_run
 from coevolve_jax.exports import model_card, tables
 from coevolve_jax.records import rollouts
+from coevolve_jax.train import train
 from coevolve_jax.types import Task
 from tests.support.paths import ROOT
 from tests.support.report_cases import fake_workdir
@@ -96,6 +98,32 @@ def test_datasets_reads_the_training_set_from_disk(workdir, tmp_path):
     assert read[0]["first_score"] is None and read[1]["tools"] == list(tables.task_row(run.tasks[1])["tools"])
     hf_datasets.write(workdir, tmp_path / "set")  # a data set that is there is replaced
     assert len(datasets.load_from_disk(str(tmp_path / "set"))) == len(run.tasks)
+
+
+@pytest.mark.slow
+def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
+    small = {
+        "steps": 1, "data.initial_tasks": 4, "rollout.tasks_per_step": 4, "rollout.group_size": 4,
+        "evaluation.tasks": 4, "environment.workers": 1, "learner.lora_rank": 4, "strategy.name": "static",
+    }  # fmt: skip
+    train(configs.override(CONFIG, {**small, "model": str(ROOT / CONFIG.model)}), tmp_path / "run")
+    policy = tmp_path / "run" / "policy"
+    command = ["experiments/export.py", "--to=policy", f"--adapter={policy / model_card.ADAPTER}"]
+    done = subprocess.run(
+        [sys.executable, *command, f"--output={tmp_path / 'merged'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    merged, own = (load_file(folder / "model.safetensors") for folder in (tmp_path / "merged", policy))
+    assert merged.keys() == own.keys()
+    for name, tensor in own.items():
+        np.testing.assert_allclose(merged[name], tensor, atol=1e-6)
+    before = load_file(ROOT / CONFIG.model / "model.safetensors")
+    assert any((before[name] != own[name]).any() for name in own if "q_proj" in name)
+    assert "LoRA of rank 4" in (policy / "README.md").read_text()
+    assert (tmp_path / "merged" / "tokenizer.json").exists()
 
 
 @pytest.mark.slow

@@ -180,12 +180,16 @@ def test_what_ends_the_leader_ends_the_follower(tmp_path, quick):
 
 
 def test_what_ends_the_follower_ends_the_leader(tmp_path, quick):
-    elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
-    elsewhere.mkdir()
-    (leader, relayed), (follower, message) = ends(start(tmp_path / "run", quick, folders=(ROOT, elsewhere)))
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"  # the second is a host that lacks the model
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    (here / "mine").symlink_to(ROOT / "models" / "tiny_qwen3")
+    changes = {"model": "mine"}
+    run = start(tmp_path / "run", quick, (changes, changes), folders=(here, elsewhere))
+    (leader, relayed), (follower, message) = ends(run)
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
-    assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
-    assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed
+    assert "Error: mine is not a Hugging Face model folder" in message
+    assert "Error: Process 1 has ended (ValueError: mine is not a" in relayed
     assert not (tmp_path / "run").exists()
 
 

@@ -10,14 +10,14 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import trackio
 from ml_collections import ConfigDict
+from trackio.run import Run
 
 
 class Trackio:
-    def __init__(self, run: Any):
+    def __init__(self, run: Run):
         self._run = run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

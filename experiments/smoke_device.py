@@ -1,0 +1,80 @@
+"""Checks this machine's accelerators in ten minutes, and writes a page to read or to send.
+
+    python experiments/smoke_device.py --output=runs/smoke
+
+It compares kernels with plain code, and the engine's tokens with the CPU's. It measures memory and products,
+and trains ten steps. smoke.md has a row per check, smoke.json all figures. Exit status 1: a check failed; the
+end of the page says what to send. On a CPU everything runs small and interpreted.
+"""
+
+import datetime
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # an SGLang server needs memory too
+
+from absl import app, flags, logging
+
+_OUTPUT = flags.DEFINE_string("output", "runs/smoke", "Folder to write; a new one, or an empty one.")
+_ONLY = flags.DEFINE_list("only", [], "Checks to make, by the beginnings of their names; none: all.")
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    logging.set_verbosity(logging.WARNING)
+    folder = Path(_OUTPUT.value).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        sys.exit(f"Error: --output={folder} is not empty: choose another.")
+    import jax
+
+    from coevolve_jax.testing import device
+    from coevolve_jax.train import train
+
+    size = device.SMALL if jax.default_backend() == "cpu" else device.FULL
+    made = device.checks(size, folder, train)
+    chosen = {n: f for n, f in made.items() if not _ONLY.value or n.startswith(tuple(_ONLY.value))}
+    if not chosen:
+        sys.exit(f"Error: --only={','.join(_ONLY.value)} begins none of {', '.join(made)}.")
+    rows = [row_of(name, check) for name, check in chosen.items()]
+    date = f"{datetime.date.today()}"
+    (folder / "smoke.json").write_text(json.dumps({"date": date, "checks": rows}, indent=1))
+    (folder / "smoke.md").write_text(page(rows, date, folder))
+    print(folder / "smoke.md")
+    sys.exit(any(row["state"] == "failed" for row in rows))
+
+
+def row_of(name: str, check) -> dict:
+    """Makes a check. Whatever it raises is its result: one failure must not hide the others."""
+    from coevolve_jax.testing.device import LeftOut
+
+    start, figures, why = time.perf_counter(), {}, ""
+    try:
+        figures, state = check(), "passed"
+    except LeftOut as error:
+        state, why = "left out", str(error)
+    except Exception as error:
+        state, why = "failed", " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    seconds = round(time.perf_counter() - start, 1)
+    print(f"{state:>9}  {name} ({seconds} s) {why}", flush=True)
+    return {"name": name, "state": state, "why": why, "seconds": seconds, "figures": figures}
+
+
+def page(rows: list[dict], date: str, folder: Path) -> str:
+    shown = lambda value: f"{value:.4g}" if isinstance(value, float) else f"{value}"
+    lines = [f"# Checks of a device, {date}", "", "| check | state | figures |", "|---|---|---|"]
+    for row in rows:
+        figures = ", ".join(f"{key} {shown(value)}" for key, value in row["figures"].items())
+        lines.append(f"| {row['name']} | {row['state']} | {row['why'] or figures} |".replace("\n", " "))
+    failed = [row["name"] for row in rows if row["state"] == "failed"]
+    send = f"Failed: {', '.join(failed)}. Send smoke.json, this page and the *.log files of {folder}."
+    return "\n".join([*lines, "", send if failed else "Nothing failed.", ""])
+
+
+if __name__ == "__main__":
+    app.run(main)
