@@ -320,7 +320,9 @@ def test_what_cannot_be_is_refused():
     assert configs.asks_policy(CONFIG)
     with pytest.raises(ValueError, match="explorer.wording is 'policy', which asks .* here: set it to rules"):
         build.explorer(CONFIG)
-    with pytest.raises(ValueError, match="explorer.wording is 'llm': it must be one of rules, varied, policy"):
+    with pytest.raises(
+        ValueError, match="explorer.wording is 'llm': it must be one of rules, varied, policy"
+    ):
         configs.check(configs.override(CONFIG, {"explorer.wording": "llm"}))
     with pytest.raises(ValueError, match="async_steps is 2: it must be 0 where the explorer is scripted"):
         configs.check(configs.override(CONFIG, {"evolution.async_steps": 2}))
