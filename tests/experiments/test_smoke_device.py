@@ -13,9 +13,9 @@ from tests.support.paths import ROOT
 
 
 @pytest.mark.slow
-def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_path, environ):
+def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_path, quick):
     command = [sys.executable, "experiments/smoke_device.py", f"--output={tmp_path / 'out'}"]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     rows = json.loads((tmp_path / "out" / "smoke.json").read_text())["checks"]
     left_out = {row["name"] for row in rows if row["state"] == "left out"}
@@ -30,7 +30,7 @@ def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_pa
         assert figures[name]["steps"] == device.SMALL.steps
     told = (tmp_path / "out" / "smoke.md").read_text()
     assert all(f"| {name} | " in told for name in figures) and told.endswith("Nothing failed.\n")
-    again = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    again = subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True)
     assert again.returncode == 1 and "is not empty: choose another" in again.stderr
 
 
