@@ -10,8 +10,8 @@ import pytest
 from coevolve_jax import cli, config, shipped
 from tests.support.paths import ROOT
 
-# Programs without a command: set_up.py runs the first, the other one measures campaigns.
-INNER = {"appworld_tasks", "harness_bench"}
+# Programs without a command: set_up.py runs the first, campaigns the second; the last one measures campaigns.
+INNER = {"appworld_tasks", "compare_gradients", "harness_bench"}
 
 
 def coevolve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,8 @@ from tests.comparison.test_many_to_one import critical
 from tests.support import forked
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(200, 208)
 SKILL = {  # the true success on tasks with a weak tool
     "static": 0.45, "random": 0.5, "random_probe": 0.55, "oracle": 0.75, "my.good": 0.68, "my.little": 0.53,

@@ -12,6 +12,8 @@ from scipy import integrate, stats
 
 from coevolve_jax.comparison import many_to_one as m
 
+pytestmark = pytest.mark.slow
+
 
 def layout(seed=0, arms=4, seeds=6, effects=None, missing=(), sd=1.0):
     rng = np.random.default_rng(seed)

@@ -44,6 +44,7 @@ MADE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config, key", MADE, ids=[f"{c.explorer.name}-{key}" for c, key in MADE])
 def test_any_value_is_taken_or_refused_by_name(config, key):
     before, taken = value(config, key), []

@@ -11,10 +11,12 @@ PAGE = ROOT / "docs" / "guides" / "add_environment.md"
 CUPBOARD = (ROOT / "tests" / "support" / "families" / "cupboard.py").read_text()
 
 
+@pytest.mark.slow
 def test_bfcl_conforms():
     check_environment("bfcl", timeout=3.0)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_conforms(tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.syspath_prepend(tmp_path)
@@ -128,6 +130,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_family_is_caught(fault, tmp_path, monkeypatch):
     """Each broken family differs from the cupboard in one place."""

@@ -112,7 +112,7 @@ def test_unknown_families_and_interpreters_are_named_in_one_sentence(tmp_path, m
     with pytest.raises(
         ValueError,
         match="config.environment.name is 'mars': it must be one of appworld, bfcl, folder_tools, mcp, tau2, "
-        "textworld, or",
+        "textworld, tools, or",
     ):
         envs.load("mars")
     with pytest.raises(
@@ -324,6 +324,7 @@ def test_few_lost_rollouts_are_counted_and_many_bound_the_score():
     assert many["success_if_invalid_failed"] == 50 / 100 and many["invalid"] == 2
 
 
+@pytest.mark.slow
 def test_the_door_game_conforms_in_its_own_environment(doors):
     calls = act("open attic", "open cellar", "go attic", "take lamp", "where")
     check_environment(DOORS, doors, calls=calls, timeout=2.0)

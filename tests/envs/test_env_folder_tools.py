@@ -13,7 +13,8 @@ from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.types import Call
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="clocks are frozen by a C compiler's work")
+NEEDS_CC = pytest.mark.skipif(not shutil.which("cc"), reason="clocks are frozen by a C compiler's work")
+pytestmark = [pytest.mark.slow, NEEDS_CC]
 
 # As the published checkpoints begin each function: they look for the tables when they are called.
 TABLES = """

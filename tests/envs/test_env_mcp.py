@@ -27,6 +27,8 @@ from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.types import Call, Turn
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SERVER = f"python {ROOT}/tests/support/mcp_server.py {{world}}"
 RESTOCK, COUNT = Call("restock", {"item": "tea", "pieces": 2}), Call("count", {"item": "tea"})
 FAULT = Call("fault", {})

@@ -54,6 +54,7 @@ def replay(pool, tasks, turns):
     return outcomes
 
 
+@pytest.mark.slow
 def test_reference_passes_200_of_200_and_without_its_last_call_0_of_200(pool):
     turns = [[list(turn.calls) for turn in task.turns] for task in BASE]
     assert sum(o.reward for o in replay(pool, BASE, turns)) == 200
@@ -91,6 +92,7 @@ def test_a_hanging_call_costs_one_world(impatient):
     impatient.close(env_ids)
 
 
+@pytest.mark.slow
 def test_a_starved_worker_answers_rightly(impatient):
     """Two loops take the processors; each worker stops for longer than its calls may compute."""
     env_ids = impatient.reset([SUM] * 4)
@@ -126,6 +128,7 @@ def in_fragile(pool, operation, how, **more):
     return observations, options, outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["step", "reset", "options", "end_turn", "score"])
 @pytest.mark.parametrize("how", ["crash", "spin"])
 def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_ours(operation, how):
@@ -227,6 +230,7 @@ def test_a_hang_in_execute_is_reported_and_harms_no_neighbour(impatient):
     assert len(bad.fingerprints) == 4 and bad.fingerprints[0] == bad.fingerprints[1] == good.fingerprints[0]
 
 
+@pytest.mark.slow
 def test_a_verdict_may_take_as_long_as_its_calls_together_and_one_that_never_ends_is_none():
     turns = [[[fragile.FRAGILE] * 5]]
     with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.2) as pool:
@@ -317,6 +321,7 @@ def test_where_one_call_in_twenty_is_fatal_every_world_is_complete_or_a_failure(
     assert not any(map(alive, pids))
 
 
+@pytest.mark.slow
 def test_memory_is_bounded():
     with ProcessPool("bfcl", workers=1, timeout=60.0, memory_gib=0.25) as small:
         huge = [Call("power", {"base": 2, "exponent": 2**33}), ADD[0]]
@@ -436,6 +441,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "hanging"])
 def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
     """The program runs in another folder and is killed by -9, also while a worker hangs in C code."""

@@ -296,6 +296,7 @@ def test_a_reset_that_ends_the_process_is_a_sentence(written):
 # ---- Worlds --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_shop_conforms():
     settings = {"source": str(ROOT / SHOP.partition(":")[0]) + ":Shop", "eval_split": "development"}
     family = envs.load("tools")
@@ -328,6 +329,7 @@ class Guess:
 '''
 
 
+@pytest.mark.slow
 def test_a_class_that_rewards_conforms_and_its_reward_is_the_score(tmp_path):
     path = tmp_path / "guess.py"
     path.write_text(REWARDED)

@@ -3,6 +3,8 @@
 import json
 import random
 
+import pytest
+
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.tool_call_format import parse_calls
@@ -68,6 +70,7 @@ def message(rng: random.Random, texts: list[str], tools: dict[str, dict]) -> str
     return (open_ + body + close) * rng.choice([1, 1, 2])
 
 
+@pytest.mark.slow
 def test_ten_thousand_hostile_messages(tmp_path):
     mark, rng = str(tmp_path / "ran"), random.Random(0)
     texts, scenarios = hostile(mark), bfcl.scenarios("train")

@@ -200,11 +200,13 @@ def sweep():
     return build.explorer(named("tests.support.explorers.sweep"))
 
 
+@pytest.mark.slow
 def test_an_explorer_of_ones_own_keeps_the_contract(sweep, pool):
     assert sweep.name == "sweep"
     check_explorer(sweep, bfcl.tools, pool, bfcl.scenarios("train")[::12])
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch):
     """A user has it like this: a file on the Python path, named in the config."""
     page = (ROOT / "docs" / "guides" / "add_explorer.md").read_text()
@@ -216,6 +218,7 @@ def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch)
     check_explorer(roles, bfcl.tools, pool, bfcl.scenarios("train")[::12])
 
 
+@pytest.mark.slow
 def test_kinds_can_be_mixed(sweep, roles, pool):
     """The actions come from one explorer, the wording from another, the judgement from a third."""
 
@@ -312,6 +315,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role, method, fault, message", FAULTS)
 def test_the_suite_finds_the_fault(roles, pool, role, method, fault, message):
     faulty = type("Faulty", (), {method: lambda self, *batch: fault(roles, *batch)})()

@@ -84,6 +84,7 @@ def varied():
     return config, family, list(tasks)
 
 
+@pytest.mark.slow
 def test_each_value_is_said_or_described(varied):
     _, _, tasks = varied
     described = 0
@@ -97,6 +98,7 @@ def test_each_value_is_said_or_described(varied):
     assert described >= 3
 
 
+@pytest.mark.slow
 def test_leak_control_refuses_every_task_in_other_words(varied):
     config, family, tasks = varied
     reworded = [

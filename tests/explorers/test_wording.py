@@ -39,6 +39,8 @@ from tests.strategies.test_strategies import rows, settings
 from tests.support.explorer_cases import file_task, recorded, trajectory
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 TINY = ROOT / "models" / "tiny_qwen3"
 CONFIG = configs.override(
     configs.load_file(ROOT / "configs" / "bfcl_tiny.py"), {"model": str(TINY), "explorer.wording": "policy"}

@@ -55,6 +55,7 @@ def trained(params, batch):
     return learner, base, first, before, state
 
 
+@pytest.mark.slow
 def test_the_first_forward_is_the_bases(params, batch, trained):
     _, _, first, before, _ = trained
     np.testing.assert_allclose(np.where(batch.mask, before, 0), base_scores(params, batch), atol=1e-5)

@@ -32,6 +32,7 @@ def test_schedules_follow_their_formulas():
     assert learning_rate(learner_config(learning_rate=0.1)) == 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 5])
 def test_the_schedule_goes_on_where_a_checkpoint_left_it(params, stop, tmp_path):
     """Each update has the rate of its index, also after a restore. A batch without signal takes none."""

@@ -67,7 +67,7 @@ def test_a_run_whose_process_died_under_another_campaign_is_made(made, monkeypat
     launched, job = made
     monkeypatch.setenv("TAKES", "60")
     theirs = subprocess.Popen([sys.executable, str(cells.MAIN), f"--workdir={job.workdir}"])
-    while not (job.workdir / "calls").exists():
+    while not (job.workdir / "calls").exists() or not calls(job):  # the file is there before its line
         pass
     theirs.kill()
     theirs.wait()

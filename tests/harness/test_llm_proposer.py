@@ -17,6 +17,8 @@ from tests.harness.support import evolution
 from tests.support.llm_cases import server, settings_of  # noqa: F401 (fixture)
 from tests.support.openai_server import FAULTS, replied
 
+pytestmark = pytest.mark.slow
+
 GOOD = {
     "lever": "learner.learning_rate", "move": "x3", "because": "It is slow.", "diagnostic": "kl_last",
     "direction": "up", "least": 0.001,

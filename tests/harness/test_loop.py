@@ -12,6 +12,8 @@ from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.testing.campaign import train_made_up, truth
 from tests.harness.support import config, evolution, files
 
+pytestmark = pytest.mark.slow
+
 
 def levers_of(found: loop.Evolution) -> list[tuple[str, str, str]]:
     """(lever, move, kind of the verdict) of every version."""

@@ -10,6 +10,8 @@ from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import train_made_up
 from tests.harness.support import evolution, files
 
+pytestmark = pytest.mark.slow
+
 
 class Jobs:
     """The made-up trainer, which keeps the jobs that it was given.

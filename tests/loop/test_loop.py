@@ -459,6 +459,7 @@ EXAMPLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config, stops, batches", EXAMPLES)
 @pytest.mark.parametrize("soon", [True, False])
 def test_cases_that_chance_seldom_makes(config, stops, batches, soon):

@@ -26,6 +26,8 @@ from tests.records.test_rollouts import assert_same
 from tests.support import loop_fakes
 from tests.support.families import lamps
 
+pytestmark = pytest.mark.slow
+
 WEAK = ("look",)
 SEED = 3
 CHANGES = {

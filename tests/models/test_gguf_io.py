@@ -18,6 +18,8 @@ from tests.support import gguf_files
 from tests.support.gguf_files import as_stored, config_of, random_tensors, write
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("llama", "qwen2", "qwen3")
 BIASED = {"attention_bias": True, "mlp_bias": True}
 

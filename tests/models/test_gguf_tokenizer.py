@@ -94,6 +94,7 @@ def tokenizers(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", gguf_tokenizer.PRE_TOKENIZERS)
 def test_ids_are_those_of_plain_bpe_and_decode_to_the_text(tokenizers, pre):
     @given(TEXTS)

@@ -17,6 +17,8 @@ from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.conversation import Conversation
 from coevolve_jax.rollout.native.page_store import PageStore
 
+pytestmark = pytest.mark.slow
+
 
 def pages(rng, rows=3, heads=2, groups=4, size=128, width=2 * paged.BLOCK, count=40, dtype=jnp.bfloat16):
     """Queries, keys and values of one new token per row, and a cache whose rows have pages anywhere."""

@@ -33,6 +33,7 @@ def logits(config, params, own: peft_io.Adapters):
     return Decoder(config).apply({"params": merged}, jnp.asarray(IDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", ["_proj", "self_attn/(q|v)_proj", "mlp"])
 def test_round_trip(tiny_config, tmp_path, targets):
     own = adapters(tiny_config, targets)

@@ -17,6 +17,8 @@ from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from tests.models.test_models import forward, random_params, tokens_of
 
+pytestmark = pytest.mark.slow
+
 
 def _rounded(x) -> np.ndarray:
     return np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32), np.float64)

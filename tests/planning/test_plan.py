@@ -25,6 +25,8 @@ from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(plan.__file__).parents[2]
 SIZES = {  # as published with the checkpoints
     "bfcl_qwen2_5_7b": 7_615_616_512,

@@ -278,6 +278,7 @@ saved({directory!r}, 3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at, step", CUTS.items())
 def test_killed_on_the_way_the_old_or_the_new_state_is_complete(tmp_path, at, step):
     saved(tmp_path, 1, 2)

@@ -238,6 +238,7 @@ marks = st.sampled_from(
 hostile = st.lists(marks | st.text(max_size=5), max_size=8).map("".join)
 
 
+@pytest.mark.slow
 @given(hostile, st.lists(hostile, min_size=1, max_size=3))
 def test_no_content_holds_a_control_token(chat, query, answers):
     for fed, plain in (
@@ -258,6 +259,7 @@ hostile_values = st.recursive(
 calls = st.builds(Call, hostile, st.dictionaries(hostile, hostile_values, max_size=3))
 
 
+@pytest.mark.slow
 @given(st.lists(calls, max_size=3))
 def test_calls_read_back_as_themselves(chat, made):
     made = [Call.from_json(json.loads(json.dumps(c.to_json()))) for c in made]

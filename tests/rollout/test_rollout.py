@@ -382,6 +382,7 @@ def test_a_call_that_hangs_ends_the_rollout_as_the_policys_failure(policy):
     assert [p.call for p in last] == [HANG, SUM.calls[0]] and t.mask[-1]  # the policy reads no answer to it
 
 
+@pytest.mark.slow
 def test_failures_that_hang_count_as_failures_that_are_merely_wrong(policy):
     """The policy is right in three of eight rollouts; its other actions must not change its success rate."""
     right, wrong = ([render_call(call), "Done."] for call in (SUM.calls[0], Call("add", {"a": 7, "b": 7})))
@@ -458,6 +459,7 @@ class Told:
         return await self._engine.advance(requests)
 
 
+@pytest.mark.slow
 def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
     """Seven conversations on four slots, with messages of different lengths: ticks get the same requests."""
     seeds = [[100 + i for i in range(7)]]

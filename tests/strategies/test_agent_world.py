@@ -36,6 +36,7 @@ def share_with_x(shuffled: bool, seed: int) -> float:
     return np.mean([X in c.plan for c in lab.contexts])
 
 
+@pytest.mark.slow
 def test_chains_start_at_what_fails_in_the_arena_alone():
     assert min(share_with_x(False, seed) for seed in range(5)) >= 0.5
     by_chance = np.mean([share_with_x(True, seed) for seed in range(20)])

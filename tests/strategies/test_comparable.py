@@ -34,6 +34,8 @@ from coevolve_jax.types import Call, Group, Outcome, Signal, Step, Task, Turn
 from tests.support.grpo_cases import trajectory
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
 KINDS = ("forgetting", "boundary", "rare")
 

@@ -428,6 +428,7 @@ def test_a_proposal_whose_executions_differ_is_refused():
     assert flickers(*unseen, executions=3) == ("discard", "flaky")
 
 
+@pytest.mark.slow
 def test_no_proposal_in_a_deterministic_environment_is_flaky(synthesizer):
     made = {}
     for executions in (1, 3):
@@ -589,6 +590,7 @@ made.environment_steps])
 """
 
 
+@pytest.mark.slow
 def test_same_seed_same_tasks_in_fresh_processes(tmp_path):
     (tmp_path / "run.py").write_text(SCRIPT)
     lines = []

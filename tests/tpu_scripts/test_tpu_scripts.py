@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from coevolve_jax.config import keys, load_file
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = ROOT / "tpu_scripts"
 NAMES = ("create", "setup", "launch", "status", "logs", "stop", "sync", "teardown")
 
