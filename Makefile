@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-mcp setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu smoke-device textworld tau2 appworld mcp smollm2 demo-smollm2 aot bench clean
+.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-mcp setup-gguf setup-check setup-docs demo headroom test test-fast test-nightly test-environments check docs sglang-cpu smoke-device textworld tau2 appworld mcp smollm2 demo-smollm2 aot bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -44,6 +44,7 @@ help:
 	@echo "make headroom  set up and run static, random and oracle on the testbed, 3 seeds each, an hour (runs/headroom)"
 	@echo "make test-fast  set up and run the tests that need no torch, server or browser, in two minutes"
 	@echo "make test   set up and run all tests, with torch and a real SGLang server, in ten minutes"
+	@echo "make test-nightly  set up and run the longest tests, which make test leaves out"
 	@echo "make test-environments  set up TextWorld, tau2, AppWorld and MCP servers, and run their tests"
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make docs   set up mkdocs and build the site of docs/ in runs/site"
@@ -144,7 +145,11 @@ headroom: setup
 # Two processes the first time, which compiles: a third would compile much of what the others do. Then three, since one of
 # them often waits, for a server, a start or another process (9 min 43 s, and 7 min 20 s then).
 test: setup-test setup-sglang
-	$(RUN) -m pytest tests -n $(if $(wildcard .pytest_cache/d/compiled),3,2) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest tests -m "not nightly" -n $(if $(wildcard .pytest_cache/d/compiled),3,2) --dist loadfile --no-loadscope-reorder
+
+# The longest tests of runs and programs as wholes, which make test leaves out.
+test-nightly: setup-test setup-sglang
+	$(RUN) -m pytest tests -m nightly -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: setup-fast
 	$(RUN) -m pytest tests -m "not slow and not server and not browser" -n 2 --dist loadfile --no-loadscope-reorder

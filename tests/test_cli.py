@@ -34,6 +34,7 @@ def test_one_help_names_every_command_with_a_sentence():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", cli.PROGRAMS)
 def test_a_commands_help_is_its_programs_in_words_of_commands(command):
     done = coevolve(command, "--help")

@@ -88,6 +88,7 @@ def test_reference_loss_is_the_mean_over_scored_tokens_of_the_clipped_objective(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_ours_agrees_with_the_reference_on_the_shrunk_cases_of_smollm2(tmp_path):
     names = "smollm2-agent-half,generate-smollm2"
     flags = [f"--case={names}", "--shrink", "--peer=", "--repeats=1", f"--output={tmp_path / 'found.json'}"]

@@ -576,6 +576,7 @@ def new_task(name, signal, step, calls, first, focus=()):
     return {"id": name, "lineage": lineage, "turns": [{"calls": [{}] * calls}], "record": record}
 
 
+@pytest.mark.nightly
 def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_path):
     cells = [Cell("coevolve", 0), Cell("random", 0)]
     tasks = {

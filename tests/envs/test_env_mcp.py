@@ -675,6 +675,7 @@ def test_a_server_that_misbehaved_serves_no_other_world(settings, fault):
     assert folders[0] != folders[1]
 
 
+@pytest.mark.nightly
 def test_rollouts_with_a_reused_server_are_those_with_a_fresh_one(settings):
     asked = task(settings, (RESTOCK,), (COUNT,), reuse_server=True)
     for _ in range(3):

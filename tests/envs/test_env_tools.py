@@ -561,6 +561,7 @@ def test_tools_that_hang_fork_print_or_exit_cost_their_own_world_alone(written):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_trl_finds_the_same_tools_and_trains_on_the_class_unchanged(tmp_path, monkeypatch):
     trl = pytest.importorskip("trl")
     from pathlib import Path

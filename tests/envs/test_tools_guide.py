@@ -56,6 +56,7 @@ def test_the_class_of_the_page_is_fit_and_trains(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_runs_policy_plays_the_tasks_that_the_class_rewards(folder):
     (folder / "guess.py").write_text(REWARDED)
     train = "python experiments/main.py --config=configs/tools.py:source=guess:Guess --workdir=runs/guess"

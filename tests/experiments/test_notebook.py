@@ -17,7 +17,7 @@ from coevolve_jax.planning import plan
 from coevolve_jax.types import Task
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 NOTEBOOK = ROOT / "experiments" / "notebooks" / "small_ablation.ipynb"
 SMALL = {

@@ -13,6 +13,7 @@ from tests.support.paths import ROOT
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_path, quick):
     command = [sys.executable, "experiments/smoke_device.py", f"--output={tmp_path / 'out'}"]
     done = subprocess.run(command, cwd=ROOT, env=quick, capture_output=True, text=True)
