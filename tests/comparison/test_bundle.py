@@ -86,6 +86,7 @@ def rows(path: Path) -> list[dict]:
         return list(csv.DictReader(f))
 
 
+@pytest.mark.nightly
 def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, environ):
     enter, again = commands(GUIDE)[3:]
     theirs = home / "runs" / "arena"

@@ -63,6 +63,7 @@ def test_the_notes_of_the_page_can_be_read(tmp_path):
     assert set(found["values"]) == {"read_query.query", "city"} and len(found["tasks"]) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_is_checked(checkout, quick):
     own, folder = commands("check_server.py")
@@ -78,6 +79,7 @@ def test_a_server_is_checked(checkout, quick):
     assert done.returncode == 0 and "All tools are fit to train on." in done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_is_trained_on(checkout, quick):
     own = commands("check_server.py")[0].replace("check_server.py", "main.py")

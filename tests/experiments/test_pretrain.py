@@ -20,6 +20,7 @@ from coevolve_jax.models import hf_io
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, quick):
     start, output = ROOT / "models" / "tiny_qwen3", tmp_path / "made"
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]

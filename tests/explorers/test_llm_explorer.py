@@ -498,6 +498,7 @@ def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tm
     assert again.returncode != 0 and f"--output={tmp_path / 'tasks.jsonl'} exists" in again.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "async_steps, moment, saved, steps",
     [

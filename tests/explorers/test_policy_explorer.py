@@ -358,6 +358,7 @@ def run_config(**changes):
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_killed(tmp_path, monkeypatch):
     """The policy reflects and judges (badly); rules act and abstract. All is redone with the same weights."""
     config = run_config(**{"explorer.explorer": "scripted", "explorer.abstractor": "scripted"})

@@ -100,6 +100,7 @@ def test_datasets_reads_the_training_set_from_disk(workdir, tmp_path):
     assert len(datasets.load_from_disk(str(tmp_path / "set"))) == len(run.tasks)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
     small = {

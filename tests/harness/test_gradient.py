@@ -50,6 +50,7 @@ def flat(tree):
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_gradients_are_compared_with_those_of_the_parent():
     reference = init_params()

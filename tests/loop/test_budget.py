@@ -40,6 +40,7 @@ def numbers(workdir: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in timed} for row in rows(workdir, "metrics.jsonl")]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tmp_path, quick):
     whole, short, killed = (tmp_path / name for name in ("whole", "short", "killed"))

@@ -125,6 +125,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alon
     assert result(workdir) == result(alone)
 
 
+@pytest.mark.nightly
 def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, quick, alone):
     """Two processes that share one engine equal one process with rows on one device, until asked to end.
 

@@ -312,6 +312,7 @@ def test_override_copies_and_names_what_is_wrong():
             configs.override(config, {key: 1})
 
 
+@pytest.mark.nightly
 def test_the_gradients_of_a_run_and_of_another_config_are_compared(whole, tmp_path):
     program = runpy.run_path(str(ROOT / "experiments" / "compare_gradients.py"))
     held = configs.override(configs.of_run(whole), {"learner.kl_coef": 300.0})

@@ -338,6 +338,7 @@ def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):
         assert got[name] == want[name], name
 
 
+@pytest.mark.nightly
 def test_cells_of_a_comparison_share_the_warm_start_of_their_start(tmp_path, monkeypatch):
     config, cells = asked("coevolve", SHORT), [Cell("random", 0), Cell("static", 0)]
     start = cells[0].start(tmp_path)

@@ -430,6 +430,7 @@ def test_a_server_left_paused_is_woken(proxies, make):
     assert c.finish in ("stop", "length")
 
 
+@pytest.mark.nightly
 def test_a_launched_server_that_hangs_or_dies_comes_back_with_the_newest_weights(second, make, policy):
     """One server hangs and is restarted; the new one is killed during its start; the next one serves."""
     member = Member(second.url, second)

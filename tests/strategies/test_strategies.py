@@ -125,6 +125,7 @@ def runs(tmp_path_factory):
     return done
 
 
+@pytest.mark.nightly
 def test_a_curriculum_learns_which_sizes_teach(runs):
     saved = json.loads((runs["curriculum"] / "checkpoints/step_00000004/state.json").read_text())["state"]
     values = saved["strategy"]["state"]["values"]
