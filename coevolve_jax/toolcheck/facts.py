@@ -70,8 +70,8 @@ class Facts:
 
     worlds: split -> number of worlds that begin differently. unlike: one call of each tool that does not
     repeat. twins: tools that answered and acted alike. tasks: all that came out. refused: proposals, by
-    reason. prompt: what an agent reads of the first task. tokens: in that prompt, tools alone, and the rest
-    of a rollout's limit. speed: worlds made and played with one call, per second.
+    reason. prompt: what an agent reads of the first task. tokens: of that prompt, by the tokenizer in the
+    folder `tokenizer`. speed: worlds made and played with one call, per second.
     """
 
     worlds: Mapping[str, int | str]

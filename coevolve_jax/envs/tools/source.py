@@ -90,7 +90,7 @@ def load(source: str) -> Tools:
     path = find(where)
     module = _execute(path, source)
     kind = _class(module, name, source)
-    found = _methods(kind, source) if kind else _functions(module)
+    found = _methods(kind) if kind else _functions(module)
     what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
     tools = Tools(source, what, module, found, kind)
     if not found:
@@ -193,7 +193,7 @@ def _class(module: types.ModuleType, name: str, source: str) -> type | None:
     return able[0] if able else None
 
 
-def _methods(kind: type, source: str) -> dict[str, Callable]:
+def _methods(kind: type) -> dict[str, Callable]:
     """Returns the tools of a class as TRL 1.16 finds them: its public functions, by name."""
     found = {
         name: function
