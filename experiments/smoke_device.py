@@ -41,10 +41,12 @@ def main(argv) -> None:
     chosen = {n: f for n, f in made.items() if not _ONLY.value or n.startswith(tuple(_ONLY.value))}
     if not chosen:
         sys.exit(f"Error: --only={','.join(_ONLY.value)} begins none of {', '.join(made)}.")
-    rows = [row_of(name, check) for name, check in chosen.items()]
-    date = f"{datetime.date.today()}"
-    (folder / "smoke.json").write_text(json.dumps({"date": date, "checks": rows}, indent=1))
-    (folder / "smoke.md").write_text(page(rows, date, folder))
+    rows, date = [], f"{datetime.date.today()}"
+    for name, check in chosen.items():
+        rows.append(row_of(name, check))
+        # After each check: a device that hangs in one must not hide the others.
+        (folder / "smoke.json").write_text(json.dumps({"date": date, "checks": rows}, indent=1))
+        (folder / "smoke.md").write_text(page(rows, date, folder, len(chosen) - len(rows)))
     print(folder / "smoke.md")
     sys.exit(any(row["state"] == "failed" for row in rows))
 
@@ -65,7 +67,8 @@ def row_of(name: str, check) -> dict:
     return {"name": name, "state": state, "why": why, "seconds": seconds, "figures": figures}
 
 
-def page(rows: list[dict], date: str, folder: Path) -> str:
+def page(rows: list[dict], date: str, folder: Path, missing: int = 0) -> str:
+    """Markdown: a row for each check, and what to send. missing: checks not made yet."""
     shown = lambda value: f"{value:.4g}" if isinstance(value, float) else f"{value}"
     lines = [f"# Checks of a device, {date}", "", "| check | state | figures |", "|---|---|---|"]
     for row in rows:
@@ -73,7 +76,8 @@ def page(rows: list[dict], date: str, folder: Path) -> str:
         lines.append(f"| {row['name']} | {row['state']} | {row['why'] or figures} |".replace("\n", " "))
     failed = [row["name"] for row in rows if row["state"] == "failed"]
     send = f"Failed: {', '.join(failed)}. Send smoke.json, this page and the *.log files of {folder}."
-    return "\n".join([*lines, "", send if failed else "Nothing failed.", ""])
+    ended = f"It ended before {missing} more checks." if missing else "Nothing failed."
+    return "\n".join([*lines, "", send if failed else ended, ""])
 
 
 if __name__ == "__main__":

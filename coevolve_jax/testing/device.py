@@ -81,11 +81,20 @@ def checks(size: Size, folder: Path, train: Callable) -> dict[str, Callable[[], 
             run, folder / "lora", "bfcl_tiny", {**static, "learner.lora_rank": 8}
         ),
         "GRPO, SmolLM2-135M": functools.partial(
-            run, folder / "smollm2", "bfcl_smollm2", {**static, "warm_start.steps": 0}
+            run, folder / "smollm2", "bfcl_smollm2", {**static, **learns(size)}
         ),
         "SGLang": sglang,
     }
     return found
+
+
+def learns(size: Size) -> dict[str, Any]:
+    """Values with which a model that solves nothing yet has an update to compute in each step."""
+    return {
+        "warm_start.steps": size.steps,
+        "warm_start.tasks": 32,
+        "learner.skip_zero_variance_groups": False,
+    }
 
 
 def devices() -> dict[str, Any]:
