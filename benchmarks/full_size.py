@@ -1,6 +1,6 @@
 """Measures an update and the in-process engine at a real model's size, with random weights, on this device.
 
-    JAX_PLATFORMS= python benchmarks/full_size.py --config=configs/bfcl_qwen3_4b.py --output=runs/full_size.json
+    JAX_PLATFORMS= python benchmarks/full_size.py --config=configs/bfcl_qwen3_4b.py --output=full_size.json
 
 Weights of the architecture of config.model are drawn on the device, so no checkpoint is needed. Two batches
 are updated on: rollouts that fill a row each, and rollouts with BFCL's lengths, packed. Beside the seconds

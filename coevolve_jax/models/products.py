@@ -12,21 +12,32 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def checked(matmul_dtype: str, dtype: str, platform: str) -> Any:
-    """The `Decoder.matmul_dtype` that a config's "matmul_dtype" names: None for "".
+    """The `Decoder.matmul_dtype` that a config's "matmul_dtype" names. None for "".
 
-    Raises ValueError where the platform or the dtype of the computation gives it no sense.
+    It is None on accelerators too, with a warning, so that a config for CPUs runs on them. Raises ValueError
+    where the dtype of the computation gives it no sense.
     """
     if not matmul_dtype:
         return None
-    if platform != "cpu" or dtype != "float32":
+    if dtype != "float32":
         raise ValueError(
-            f"matmul_dtype={matmul_dtype!r} is for float32 computation on CPUs, and this is {dtype} on "
-            f"{platform}: leave config.learner.matmul_dtype and config.engine.matmul_dtype empty."
+            f"matmul_dtype={matmul_dtype!r} is for float32 computation, and this is {dtype}: leave "
+            "config.learner.matmul_dtype and config.engine.matmul_dtype empty."
         )
+    if platform != "cpu":
+        logging.log_first_n(
+            logging.WARNING,
+            "matmul_dtype=%s is for CPUs: a %s multiplies float32 in its own way, faster than a CPU.",
+            1,
+            matmul_dtype,
+            platform,
+        )
+        return None
     return jnp.dtype(matmul_dtype)
 
 

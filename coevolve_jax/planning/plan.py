@@ -84,9 +84,9 @@ class Plan:
 
     @property
     def update(self) -> int:
-        # A compiler may copy the moments before it writes them, as XLA does on CPUs.
+        # The optimiser's step writes moments in place on GPUs and TPUs. XLA's CPU backend copies them first.
         backward = self.activations + max(self.layer, self.logprobs)
-        work = max(self.optimizer, self.in_flight, self.influence, backward)
+        work = max(self.in_flight, self.influence, backward)
         return self.kept + self.gradients + work
 
     @property

@@ -78,11 +78,14 @@ def test_logprobs_and_gradients_follow_the_model(tiny_config, tied):
         assert 0 < e < 0.03, (path, e)
 
 
-@pytest.mark.parametrize(("dtype", "platform"), [("bfloat16", "cpu"), ("float32", "gpu")])
-def test_other_platforms_and_dtypes_refuse_it(dtype, platform):
-    with pytest.raises(ValueError, match=f"{dtype} on {platform}.*config.learner.matmul_dtype"):
-        products.checked("bfloat16", dtype, platform)
-    assert products.checked("", dtype, platform) is None
+def test_it_is_for_float32_on_cpus_and_unused_elsewhere(caplog):
+    assert products.checked("bfloat16", "float32", "cpu") == jnp.bfloat16
+    with pytest.raises(ValueError, match="this is bfloat16.*config.learner.matmul_dtype"):
+        products.checked("bfloat16", "bfloat16", "cpu")
+    with caplog.at_level("WARNING"):
+        assert products.checked("bfloat16", "float32", "gpu") is None
+    assert "is for CPUs: a gpu multiplies float32" in caplog.text
+    assert products.checked("", "bfloat16", "gpu") is None
 
 
 @pytest.mark.slow
