@@ -19,10 +19,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from coevolve_jax import shipped
 from coevolve_jax.config import parse_flags
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/tools.py", "Config file, with its argument if any.", lock_config=True
+    "config",
+    str(shipped.config_file("configs/tools.py")),
+    "Config file, with its argument if any.",
+    lock_config=True,
 )
 _OUT = flags.DEFINE_string("out", None, "The page, an HTML file; none: runs/tools_NAME.html.")
 

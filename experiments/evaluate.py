@@ -25,7 +25,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
-DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # for settings that have no flag below
+DEFAULTS = "configs/bfcl_tiny.py"  # for settings that have no flag below
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder; none: the run's policy.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
 _BENCHMARK = flags.DEFINE_string(

@@ -23,9 +23,8 @@ SMALL = (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A user's folder, with the checkout's programs and the page's class."""
-    for name in ("configs", "experiments", "models"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    """A user's folder with the programs and the page's class. Configs and models are found by their names."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "my_env.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
     return tmp_path
 

@@ -2,24 +2,23 @@
 
 import base64
 import json
-import os
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from coevolve_jax import tfds_tasks
 from coevolve_jax.comparison import results
 from coevolve_jax.config import check, load_file, override
 from coevolve_jax.planning import plan
 from coevolve_jax.types import Task
+from tests.support import notebooks
+from tests.support.notebooks import printed, shown
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-NOTEBOOK = ROOT / "experiments" / "notebooks" / "small_ablation.ipynb"
 SMALL = {
     "CONFIG": "configs/bfcl_tiny.py",
     "ARMS": ["random", "coevolve"],
@@ -46,43 +45,17 @@ SMALL = {
 
 
 def notebook():
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def tagged(cell, tag: str) -> bool:
-    return tag in cell.metadata.get("tags", ())
+    return notebooks.read("small_ablation.ipynb")
 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory, environ):
     """Its cells by id, without those for Colab, and the folder of its comparison."""
     folder = tmp_path_factory.mktemp("notebook")
-    made, workdir = notebook(), folder / "ablation"
-    made.cells = [cell for cell in made.cells if not tagged(cell, "colab-only")]
-    (parameters,) = [cell for cell in made.cells if tagged(cell, "parameters")]
-    names = set(re.findall(r"^(\w+) = ", parameters.source, re.MULTILINE))
-    assert names == {*SMALL, "WORKDIR"}
-    small = "\n".join(f"{name} = {value!r}" for name, value in SMALL.items())
-    parameters.source = f"{small}\nWORKDIR = Path({str(workdir)!r})"
-    environment = {
-        **environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), environ["PYTHONPATH"]]),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-    }
-    client = NotebookClient(
-        made, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
-    )
-    client.execute(env=environment)
-    return {cell.id: cell for cell in made.cells}, workdir
-
-
-def printed(cell) -> str:
-    return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
-
-
-def shown(cell, kind: str) -> list[str]:
-    return [out.data[kind] for out in cell.outputs if kind in out.get("data", {})]
+    workdir = folder / "ablation"
+    parameters = {**SMALL, "WORKDIR": workdir}
+    cells = notebooks.executed("small_ablation.ipynb", parameters, folder, environ, notebooks.FOLDER)
+    return cells, workdir
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -140,7 +113,7 @@ def test_the_report_is_linked_and_the_training_set_comes_back(executed):
     cells, workdir = executed
     (link,) = shown(cells["report"], "text/html")
     target = re.search(r'href="([^"]+)"', link)[1]
-    assert (NOTEBOOK.parent / target).resolve() == (workdir / "report.html").resolve()
+    assert (notebooks.FOLDER / target).resolve() == (workdir / "report.html").resolve()
     assert (workdir / "report.html").stat().st_size > 10_000
     tasks = lines_of(workdir / "cells/coevolve/seed_0/tasks.jsonl")
     assert printed(cells["tfds"]).startswith(f"{len(tasks)} tasks in ")
@@ -169,8 +142,9 @@ def test_few_seeds_are_said_to_prove_nothing(tmp_path, seeds, needed, nothing):
     assert f"| oracle - random | +1.8 | -24.2 to +27.8 | 0.79 | {needed[0]} |" in texts[0]
 
 
-def test_it_is_committed_without_outputs():
-    made = notebook()
+@pytest.mark.parametrize("name", [path.name for path in sorted(notebooks.FOLDER.glob("*.ipynb"))])
+def test_it_is_committed_without_outputs(name):
+    made = notebooks.read(name)
     nbformat.validate(made)
     for cell in made.cells:
         assert cell.id and (cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None))
