@@ -36,6 +36,7 @@ from coevolve_jax.rollout.native.engine import NativeEngine
 TINY = "models/tiny_qwen3"
 CLOSE = 0.03  # of the largest value: bfloat16 inputs, sums in other orders
 SAME = 1e-2  # nats
+PAGES = 4096  # tokens of a cache in pages
 KERNELS = {"gpu": ("flash",), "tpu": ("splash",), "cpu": ("flash", "splash")}
 PROMPTS = ("List the files here.", "Open a ticket about the login page.", "Post 'done'.", "Who is on call?")
 
@@ -75,7 +76,8 @@ def checks(size: Size, folder: Path, train: Callable) -> dict[str, Callable[[], 
         "grouped product": functools.partial(grouped, size),
         "memory bandwidth": functools.partial(bandwidth, size),
         "matrix products": functools.partial(products, size),
-        "engine against the CPU": functools.partial(engine, folder),
+        "engine against the CPU": functools.partial(engine, folder, 0),
+        "engine in pages against the CPU": functools.partial(engine, folder, PAGES),
         "GRPO, tiny policy": functools.partial(run, folder / "tiny", "bfcl_tiny", static),
         "GRPO with LoRA": functools.partial(
             run, folder / "lora", "bfcl_tiny", {**static, "learner.lora_rank": 8}
@@ -172,15 +174,16 @@ def products(size: Size) -> dict[str, Any]:
     return {"tflops": round(rate / 1e12, 2), "share_of_peak": peak and round(rate / peak, 3)}
 
 
-def engine(folder: Path) -> dict[str, Any]:
-    """Compares greedy tokens of the in-process engine here with those of a process on the CPU."""
+def engine(folder: Path, cache_tokens: int) -> dict[str, Any]:
+    """Compares greedy tokens of the in-process engine here with those of a process on the CPU.
+
+    cache_tokens: the size of its cache in pages. With 0 it has rows, as the CPU's always has.
+    """
     file = folder / "cpu_tokens.json"
-    program = "import sys; from coevolve_jax.testing import device; device.write_tokens(sys.argv[1])"
-    path = os.pathsep.join((str(shipped.PACKAGE.parent), os.environ.get("PYTHONPATH", "")))
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    run_program([sys.executable, "-c", program, str(file)], folder / "cpu_tokens.log", env)
+    if not file.exists():
+        write_cpu_tokens(file)
     start = time.perf_counter()
-    ours, theirs = tokens(), json.loads(file.read_text())
+    ours, theirs = tokens(cache_tokens), json.loads(file.read_text())
     seconds, worst, same, total = time.perf_counter() - start, 0.0, 0, 0
     for (ids, logprobs), (wanted, told) in zip(ours, theirs, strict=True):
         differ = [n for n, (a, b) in enumerate(zip(ids, wanted)) if a != b]
@@ -195,19 +198,26 @@ def engine(folder: Path) -> dict[str, Any]:
     return {"same": same, "tokens": total, "worst_nats": worst, "seconds": seconds}
 
 
+def write_cpu_tokens(file: Path) -> None:
+    """Has a process on the CPU write its tokens."""
+    program = "import sys; from coevolve_jax.testing import device; device.write_tokens(sys.argv[1])"
+    path = os.pathsep.join((str(shipped.PACKAGE.parent), os.environ.get("PYTHONPATH", "")))
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    run_program([sys.executable, "-c", program, str(file)], file.with_suffix(".log"), env)
+
+
 def write_tokens(file: str) -> None:
     Path(file).write_text(json.dumps(tokens()))
 
 
-def tokens() -> list[tuple[list[int], list[float]]]:
+def tokens(cache_tokens: int = 0) -> list[tuple[list[int], list[float]]]:
     """Ids and log-probabilities of greedy answers of the tiny policy to PROMPTS."""
     policy = build.policy(TINY)
     prompts = [np.asarray(policy.chat.prompt((), text), np.int32) for text in PROMPTS]
     longest, new = max(map(len, prompts)), 24
     sampling = Sampling(0.0, new, policy.chat.stop_ids)
-    made = NativeEngine(
-        policy.config, policy.params, slots=4, max_length=longest + new, max_new_tokens=new, seed=0
-    )
+    sizes: Any = {"slots": 4, "max_length": longest + new, "cache_tokens": cache_tokens}
+    made = NativeEngine(policy.config, policy.params, max_new_tokens=new, seed=0, **sizes)
     with closing(made):
         asked = [Request(i, prompt, sampling, seed=i) for i, prompt in enumerate(prompts)]
         answers = asyncio.run(made.generate(asked))

@@ -27,6 +27,8 @@ def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_pa
     figures = {row["name"]: row["figures"] for row in rows}
     assert figures["devices"]["platform"] == "cpu" and figures["memory bandwidth"]["gb_per_second"] > 0
     assert figures["engine against the CPU"]["same"] == figures["engine against the CPU"]["tokens"] > 0
+    pages = figures["engine in pages against the CPU"]
+    assert pages["same"] == pages["tokens"] > 0
     for name in ("GRPO, tiny policy", "GRPO with LoRA"):
         assert figures[name]["steps"] == device.SMALL.steps
     told = (tmp_path / "out" / "smoke.md").read_text()
