@@ -177,6 +177,11 @@ RULES = (
         "config.data.initial_file gives D_0, all of its tasks",
     ),
     Rule(
+        {"data.initial_tasks": ()},
+        lambda r: bool(r.config.data.own_tasks),
+        "config.data.own_tasks gives D_0, all of its tasks",
+    ),
+    Rule(
         {"data.max_tasks": ()},
         lambda r: r.static and not r.config.data.initial_file,
         "the strategy {strategy} does not let the training set grow",

@@ -56,6 +56,11 @@ RULES = (
         "0, or at least config.data.initial_tasks ({data.initial_tasks})",
     ),
     Rule(
+        "data.own_tasks",
+        lambda c: not c.data.own_tasks or not (c.data.initial_file or "testbed" in c),
+        "False where config.data.initial_file or config.testbed gives D_0",
+    ),
+    Rule(
         "data.leak_embedding_threshold",
         lambda c: not c.data.leak_embedding or c.data.leak_embedding_threshold > 0,
         "a cosine above 0 where config.data.leak_embedding names a model",

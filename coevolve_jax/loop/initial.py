@@ -25,7 +25,7 @@ from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
-from coevolve_jax.types import Outcome, Task
+from coevolve_jax.types import Lineage, Outcome, Task
 
 
 @interruptible()
@@ -40,8 +40,9 @@ def bootstrap(
         balanced   config.evaluation.balanced_tasks, in which all tools come about equally often
 
     D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
-    config.data.initial_file. With a section config.testbed each weak tool comes `least` to `most` times in
-    D_0. `Roles.initial` explores for all of these, if the explorer has it.
+    config.data.initial_file. With config.data.own_tasks the environment's own tasks (`own_tasks`) are D_0 and
+    `held_out`, and only what evolution adds is explored. With a section config.testbed each weak tool comes
+    `least` to `most` times in D_0. `Roles.initial` explores for all of these, if the explorer has it.
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
@@ -61,7 +62,10 @@ def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
     """The held-out tasks: kind "held_out", then kind "balanced"."""
     e, scenarios = config.evaluation, build.held_out_scenarios(config)
     tasks = task_pool(config)
-    explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
+    if config.data.own_tasks:
+        tasks.add(own_tasks(config)[1])
+    else:
+        explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
     if not e.balanced_tasks:
         return list(tasks)
     candidates = task_pool(config)
@@ -76,6 +80,10 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
     found = task_pool(c) if testbed else d0  # a testbed selects D_0 from more candidates than it needs
     if path := c.data.initial_file:
         stats = tasks_from_file(c, path, synthesizer, found)
+    elif c.data.own_tasks:
+        own = own_tasks(c)[0]
+        stats = SynthesisStats(proposed=len(own), accepted=len(own))
+        stats.refused.update(filter(None, d0.add(own)))
     else:
         wanted = testbed.candidates if testbed else c.data.initial_tasks
         stats = explore(synthesizer, found, build.scenarios(c), wanted, "initial", c.seed)
@@ -84,6 +92,33 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
         size, tools = c.data.initial_tasks, testbed.weak_tools
         d0.add(choice.scarce(list(found), size, tools, least, most, rng))
     return d0, dataclasses.replace(stats, added=len(d0))
+
+
+def own_tasks(config: ConfigDict) -> tuple[list[Task], list[Task]]:
+    """The environment's own tasks: those of the training split, and some of the evaluation split.
+
+    config.evaluation.tasks of the latter are drawn. A task of both splits is for training alone. Raises
+    ValueError where the training split has fewer than a batch, or the evaluation split no other ones.
+    """
+    family, c = build.family(config), config.environment
+    by_key = lambda split: {family.task_key(task): task for task in family.tasks(split, c.to_dict())}
+    train, held_out = by_key(c.train_split), by_key(c.eval_split)
+    others = [task for key, task in held_out.items() if key not in train]
+    wanted = config.rollout.tasks_per_step
+    for split, found, least in ((c.train_split, train, wanted), (c.eval_split, others, 1)):
+        if len(found) < least:
+            raise ValueError(
+                f"config.data.own_tasks is True, and split {split!r} of environment {c.name!r} has "
+                f"{len(found)} tasks of its own, where {least} are needed: set it to False, and tasks are "
+                "explored."
+            )
+    rng = rng_for(config.evaluation.seed, "own held-out tasks")
+    drawn = sorted(rng.permutation(len(others))[: config.evaluation.tasks])
+    named = lambda kind, tasks: [
+        dataclasses.replace(task, id=f"{kind}-0-{n}", lineage=Lineage(kind, parent=task.id))
+        for n, task in enumerate(tasks)
+    ]
+    return named("initial", train.values()), named("held_out", [others[i] for i in drawn])
 
 
 def task_pool(config: ConfigDict, max_size: int | None = None) -> TaskPool:
