@@ -77,8 +77,8 @@ USERS_OWN = ("tools", "mcp", "folder_tools")
 DATA = dict(
     initial_tasks=Key(100, least=1),  # N, the size of D_0
     initial_file="",  # a tasks.jsonl whose tasks are D_0, all of them; "": exploration makes D_0
-    # The environment's own tasks are D_0 (those of train_split) and the held-out ones (of eval_split), instead
-    # of explored ones. What evolution adds is explored.
+    # The environment's own tasks are D_0 (of train_split) and the held-out ones (of eval_split), instead of
+    # explored ones. What evolution adds is explored.
     own_tasks=False,
     min_calls=Key(2, least=1),  # of a task
     max_calls=6,
