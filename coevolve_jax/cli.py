@@ -33,7 +33,6 @@ PROGRAMS: dict[str, Path] = {
     "serve": ROOT / "experiments" / "serve.py",
     "harness": ROOT / "experiments" / "evolve_harness.py",
     "check-tools": ROOT / "experiments" / "check_tools.py",
-    "check-server": ROOT / "experiments" / "check_server.py",
     "export": ROOT / "experiments" / "export.py",
     "show-prompt": ROOT / "experiments" / "show_prompt.py",
     "ask": ROOT / "experiments" / "ask.py",

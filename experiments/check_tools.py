@@ -1,12 +1,15 @@
-"""Tells whether tools are fit to train on, by exploring them: seconds, and no model.
+"""Tells whether tools are fit to train on, by exploring them, without a model.
 
     python experiments/check_tools.py my_env:Shop
     python experiments/check_tools.py examples/shop.py:Shop --out=runs/shop.html
-    python experiments/check_tools.py --config=configs/bfcl_tiny.py
+    python experiments/check_tools.py --config=configs/mcp_shop.py
+    python experiments/check_tools.py --config=configs/mcp_smollm2.py \\
+        --config.environment.command="SERVER {world}" --config.environment.template=FOLDER
 
 It prints findings with the line of your file and the remedy, what each tool did, and how many different tasks
 come out. The page also shows ten of them, the values that were tried, and what an agent reads. The exit code
-is 1 where a finding says STOP: tools that depend on a clock or on other worlds, or that give no task.
+is 1 where a finding says STOP: tools that depend on a clock or on other worlds, or that give no task. This
+takes seconds, or minutes where a server is started for each world.
 """
 
 import os
@@ -29,6 +32,9 @@ _CONFIG = config_flags.DEFINE_config_file(
     lock_config=True,
 )
 _OUT = flags.DEFINE_string("out", None, "The page, an HTML file; none: runs/tools_NAME.html.")
+_WORLDS = flags.DEFINE_integer(
+    "worlds", None, "Worlds to explore; none: 32, or 4 where a server is started for each.", lower_bound=1
+)
 
 
 def main(argv) -> None:
@@ -52,6 +58,11 @@ def check(source: str | None) -> int:
 
     c = _CONFIG.value
     if source is not None:
+        if c.environment.name != "tools":
+            raise ValueError(
+                f"{source!r} is a class or file of yours, and config.environment.name is "
+                f"{c.environment.name!r}: give one or the other."
+            )
         c.environment.source = source
     name = c.environment.get("source") or c.environment.name
     lines = Lines("")
@@ -61,14 +72,16 @@ def check(source: str | None) -> int:
             raise ValueError("Give the tools: a class, such as my_env:Shop or my_env.py:Shop, or a file.")
         lines = Lines(find(path), kind)
     e = c.environment
-    gathered = facts.gather(c, dict.fromkeys([e.train_split, e.eval_split, *c.data.leak_splits]))
+    splits = list(dict.fromkeys([e.train_split, e.eval_split, *c.data.leak_splits]))
+    gathered = facts.gather(c, splits, _WORLDS.value)
     found = findings(c, gathered, lines)
     print(page.text(name, gathered, found))
     stem = "".join(letter if letter.isalnum() else "_" for letter in Path(name).name)
     out = Path(_OUT.value or f"runs/tools_{stem}.html")
     when = time.strftime("%Y-%m-%d")
     told = f"Seed {c.seed}, {gathered.steps:,} calls, {gathered.seconds:.0f} s, {when}. "
-    page.write(out, name, gathered, found, told + f"python experiments/check_tools.py {source or ''}")
+    asked = source or f"--config={config_flags.get_config_filename(flags.FLAGS['config'])}"
+    page.write(out, name, gathered, found, told + f"python experiments/check_tools.py {asked}")
     print(f"The page: {out}")
     return int(any(finding.stops for finding in found))
 

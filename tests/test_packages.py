@@ -97,6 +97,7 @@ MAY_IMPORT = {
     "toolcheck": (
         "types",
         "build",
+        "config",
         "seeding",
         "envs",
         "envs.tools.source",

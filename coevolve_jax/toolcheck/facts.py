@@ -22,10 +22,12 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.toolcheck import servers
 from coevolve_jax.types import Call, Observation, Task
 
-CONTEXTS, ROUNDS, STEPS = 32, 3, 10  # of exploration
-TASKS = 120  # asked of synthesis, to see how many different ones come out
+WORLDS, ROUNDS, STEPS = 32, 3, 10  # of exploration
+STARTED = 4  # worlds to explore where a server is started for each
+TASKS = 120  # asked of synthesis after WORLDS, to see how many different ones come out
 PAUSE = 1.1  # seconds between two executions, so that a clock of whole seconds shows itself
 PAIRS = 3  # calls on which two tools must agree before nothing can tell them apart
 SHOWN = 10  # tasks that are shown
@@ -56,12 +58,14 @@ class Unlike:
     """A call that went otherwise when its world was played again.
 
     alone: True where even worlds in processes of their own differ. Else other worlds in the process matter.
+    paths: the files of a server's world that differ after it.
     """
 
     call: Call
     first: str
     second: str
     alone: bool
+    paths: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +73,10 @@ class Facts:
     """The facts of one check.
 
     worlds: split -> number of worlds that begin differently. unlike: one call of each tool that does not
-    repeat. twins: tools that answered and acted alike. tasks: all that came out. refused: proposals, by
-    reason. prompt: what an agent reads of the first task. tokens: of that prompt, by the tokenizer in the
-    folder `tokenizer`. speed: worlds made and played with one call, per second.
+    repeat. twins: tools that answered and acted alike. logs: files that every call changes. forgets: whether
+    a server that is started for each world could serve all. tasks: all that came out, of those `asked` for.
+    refused: proposals, by reason. prompt: what an agent reads of the first task. tokens: of that prompt, by
+    the tokenizer in the folder `tokenizer`. speed: worlds made and played with one call, per second.
     """
 
     worlds: Mapping[str, int | str]
@@ -79,7 +84,10 @@ class Facts:
     steps: int
     unlike: Sequence[Unlike]
     twins: Sequence[tuple[str, str]]
+    logs: Sequence[str]
+    forgets: bool
     tasks: Sequence[Task]
+    asked: int
     proposed: int
     refused: Counter[str]
     prompt: str
@@ -129,16 +137,18 @@ class _Watched:
         return [[found[i]] for i in range(len(env_ids))]
 
 
-def gather(config: ConfigDict, splits: Sequence[str]) -> Facts:
+def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None) -> Facts:
     """Explores the tools of a config's environment. Raises ValueError where the environment refuses.
 
-    splits: whose worlds are counted.
+    splits: whose worlds are counted. worlds: how many are explored; None: WORLDS or STARTED.
     """
     began = time.perf_counter()
     family, scenarios = build.family(config), build.scenarios(config)
     rng = rng_for(config.seed, "check tools")
     roles = build.explorer(config, None, None)
-    contexts = [unguided(scenarios[i % len(scenarios)], f"check/{i}") for i in range(CONTEXTS)]
+    worlds = worlds or (STARTED if servers.started(config) else WORLDS)
+    asked = max(1, TASKS * worlds // WORLDS)
+    contexts = [unguided(scenarios[i % len(scenarios)], f"check/{i}") for i in range(worlds)]
     with build.env_pool(config) as pool:
         watched: Any = _Watched(pool)  # a pool but for `step`
         explorations = explore(
@@ -161,11 +171,15 @@ def gather(config: ConfigDict, splits: Sequence[str]) -> Facts:
         for name, fatal in watched.fatal.items():
             tools[name].fatal = fatal
         twins = _twins(pool, tools, jobs, first)
+        looks = any(tool.looked for tool in tools.values())
+        forgets = servers.started(config) and not unlike and _forgets(config, jobs, first)
         tasks = TaskPool(key=family.task_key)
         stats = Synthesizer(roles, family.tools, watched, config, None, action_pattern=family.action_pattern)
-        made = stats.synthesize_unguided(
-            tasks, scenarios, SynthesisRequest(TASKS, "initial", 0, rng_for(config.seed, "initial"))
-        )
+        request = SynthesisRequest(asked, "initial", 0, rng_for(config.seed, "initial"))
+        if servers.started(config):  # few passes, where calls do not repeat and so no task passes
+            made = stats.synthesize(tasks, contexts, request)
+        else:
+            made = stats.synthesize_unguided(tasks, scenarios, request)
     found = list(tasks)
     prompt, tokens, tokenizer = _prompt(config, family.tools, found[0] if found else scenarios[0])
     return Facts(
@@ -174,7 +188,10 @@ def gather(config: ConfigDict, splits: Sequence[str]) -> Facts:
         steps=sum(len(calls) for _, calls in jobs),
         unlike=unlike,
         twins=twins,
+        logs=() if looks else servers.logs(config, jobs),
+        forgets=forgets,
         tasks=found,
+        asked=asked,
         proposed=made.proposed,
         refused=made.refused,
         prompt=prompt,
@@ -215,32 +232,42 @@ def _unlike(
 ) -> list[Unlike]:
     """Returns the first call of each tool that differs between two executions of the same calls."""
     found: dict[str, Unlike] = {}
-    for job, a, b in zip(jobs, first, second):
-        at = _parting(a, b)
-        if at is None or at >= len(job[1]) or job[1][at].name in found:
-            continue
-        cut = (job[0], job[1][: at + 1])
-        alone = [_alone(config, cut) for _ in range(2)]
-        differs = _parting(*alone) is not None
-        texts = [e.observations[at].text if at < len(e.observations) else "" for e in (a, b)]
-        if differs:
-            texts = [e.observations[at].text for e in alone]
-        found[job[1][at].name] = Unlike(job[1][at], texts[0], texts[1], alone=differs)
+    for (task, calls), *executions in zip(jobs, first, second):
+        for at in _partings(*executions):
+            if (call := calls[at]).name in found:
+                continue
+            cut = (task, calls[: at + 1])
+            alone, ends = [], []
+            for _ in range(2):
+                alone += _alone(config, [cut])
+                ends.append(servers.contents(config, *cut)[-1])
+            differs = any(calls[n].name not in found for n in _partings(*alone))
+            one, other = (e.observations[at].text for e in (alone if differs else executions))
+            found[call.name] = Unlike(call, one, other, differs, servers.differing(*ends))
     return list(found.values())
 
 
-def _parting(a: Execution, b: Execution) -> int | None:
-    """Returns the position of the first call whose answer or state differs; None where none does."""
-    pairs = zip(a.observations, b.observations, a.fingerprints[1:], b.fingerprints[1:])
-    return next((n for n, (o, p, s, t) in enumerate(pairs) if o.text != p.text or s != t), None)
+def _partings(a: Execution, b: Execution) -> Iterator[int]:
+    """Yields the position of each call whose answer differs, up to the first after which the state does."""
+    states = zip(a.fingerprints[1:], b.fingerprints[1:])
+    for n, (one, other, (before, after)) in enumerate(zip(a.observations, b.observations, states)):
+        if one.text != other.text or before != after:
+            yield n
+        if before != after:
+            return
 
 
-def _alone(config: ConfigDict, job: tuple[Task, Sequence[Call]]) -> Execution:
+def _alone(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
     """Executes calls in a process that has done nothing else, a pause after the last such process."""
     time.sleep(PAUSE)
     with build.env_pool(build.configs.override(config, {"environment.workers": 1})) as pool:
-        (execution,) = pool.execute([job])
-    return execution
+        return pool.execute(jobs)
+
+
+def _forgets(config: ConfigDict, jobs: Sequence, first: Sequence[Execution]) -> bool:
+    """Says whether one server for all worlds does what a server for each did."""
+    again = _alone(config, [(servers.reusing(task), calls) for task, calls in jobs])
+    return not any(list(_partings(*pair)) for pair in zip(first, again))
 
 
 def _twins(
@@ -252,32 +279,31 @@ def _twins(
         properties = facts.schema["function"]["parameters"].get("properties", {})
         shapes[json.dumps({k: v.get("type") for k, v in properties.items()}, sort_keys=True)].append(name)
     pairs = [(a, b) for group in shapes.values() for i, a in enumerate(group) for b in group[i + 1 :]]
-    trials = []
-    for pair in pairs:
-        for name, other in (pair, pair[::-1]):
-            trials += [(pair, job) for job in _exchanged(name, other, jobs, executed)]
-    wanted = [
-        job for _, (task, calls, call) in trials for job in ((task, calls), (task, (*calls[:-1], call)))
-    ]
-    results = pool.execute(wanted) if wanted else []
-    alike: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for n, (pair, _) in enumerate(trials):
-        a, b = results[2 * n], results[2 * n + 1]
-        same = a.observations[-1].text == b.observations[-1].text and a.fingerprints[-1] == b.fingerprints[-1]
-        alike[pair].append(same)
-    return [pair for pair, same in alike.items() if len(same) >= PAIRS and all(same)]
+    trials = {p: [t for a, b in (p, p[::-1]) for t in _exchanged(a, b, jobs, executed)] for p in pairs}
+    alike = [pair for pair, own in trials.items() if len(own) >= PAIRS]
+    for n in range(2 * PAIRS):  # most pairs part at the first trial
+        asked = [pair for pair in alike if n < len(trials[pair])]
+        results = pool.execute([trials[pair][n][0] for pair in asked]) if asked else []
+        for pair, result in zip(asked, results):
+            if (result.observations[-1].text, result.fingerprints[-1]) != trials[pair][n][1]:
+                alike.remove(pair)
+    return alike
 
 
 def _exchanged(
     name: str, other: str, jobs: Sequence, executed: Sequence[Execution]
-) -> list[tuple[Task, tuple[Call, ...], Call]]:
-    """Returns up to PAIRS successful calls of a tool, with what went before and the other tool's call."""
+) -> list[tuple[tuple[Task, Sequence[Call]], tuple[str, str]]]:
+    """Returns up to PAIRS jobs in which another tool makes the last call, which succeeded, of this one.
+
+    Beside each stand the answer and the fingerprint that this tool gave.
+    """
     found = {}
     for (task, calls), execution in zip(jobs, executed):
         for n, (call, said) in enumerate(zip(calls, execution.observations)):
             key = json.dumps(dict(call.arguments), sort_keys=True)
             if call.name == name and succeeded(said) and key not in found and len(found) < PAIRS:
-                found[key] = (task, calls[: n + 1], Call(other, call.arguments))
+                exchanged = task, (*calls[:n], Call(other, call.arguments))
+                found[key] = exchanged, (said.text, execution.fingerprints[n + 1])
     return list(found.values())
 
 

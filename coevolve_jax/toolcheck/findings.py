@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from coevolve_jax.toolcheck import servers
 from coevolve_jax.toolcheck.facts import Facts
 from coevolve_jax.toolcheck.lines import Lines
+from coevolve_jax.toolcheck.remedies import OWN, SERVER, Remedies
 from coevolve_jax.types import Call
 
 FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
-FEW_TASKS = 40  # different tasks, of those asked for
+FEW_TASKS = 1 / 3  # share of different tasks among those asked for
 LONG_PROMPT = 0.5  # share of a rollout's tokens that the prompt may take
 DUE = {"clock": "asks a clock", "chance": "draws what no seed decides", "network": "may reach a network"}
 
@@ -32,17 +34,19 @@ class Finding(NamedTuple):
 
 def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
     """Returns the findings, those that stop training first."""
+    remedies = SERVER if servers.used(config) else OWN
     found = [
-        *_repeats(facts, lines),
-        *_deaths(facts, lines),
+        *_repeats(facts, lines, remedies),
+        *_deaths(facts, lines, remedies),
         *_tasks(facts, lines),
-        *(finding for name in facts.tools for finding in _tool(config, facts, name, lines)),
+        *(finding for name in facts.tools for finding in _tool(config, facts, name, lines, remedies)),
         *_twins(facts, lines),
-        *_state(facts, lines),
-        *_worlds(facts, lines),
+        *_state(facts, lines, remedies),
+        *_worlds(facts, lines, remedies),
         *_suspects(facts, lines),
         *_described(facts, lines),
-        *_prompt(config, facts, lines),
+        *_prompt(config, facts, lines, remedies),
+        *(_server(facts) if servers.used(config) else ()),
     ]
     return sorted(found, key=lambda finding: not finding.stops)
 
@@ -52,29 +56,24 @@ def said(call: Call) -> str:
     return f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})"[:160]
 
 
-def _repeats(facts: Facts, lines: Lines) -> Iterator[Finding]:
+def _repeats(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     for unlike in facts.unlike:
-        texts = f"{unlike.first[:80]!r}, then {unlike.second[:80]!r}"
-        if unlike.first == unlike.second:
-            texts = f"{unlike.first[:80]!r} both times, and the state differs"
-        if unlike.alone:
-            what = f"{unlike.call.name} depends on a clock or on chance: {said(unlike.call)} gives {texts}."
-            remedy = "Let it follow from the seed of reset and the calls before; keep no time of day."
-        else:
-            what = f"{unlike.call.name} depends on other worlds beside it: {said(unlike.call)} gives {texts}."
-            remedy = "Keep all state in the object: not in an imported module, a file or os.environ."
+        same = unlike.first == unlike.second
+        texts = f"{unlike.first[:80]!r} " + ("both times" if same else f"and {unlike.second[:80]!r}")
+        if same or unlike.paths:
+            texts += f"; the worlds then differ in {', '.join(unlike.paths[:3]) or 'their state'}"
+        cause = "a clock or on chance" if unlike.alone else "other worlds beside it"
+        what = f"{unlike.call.name} depends on {cause}: {said(unlike.call)} gives {texts}."
+        remedy = remedies.clock if unlike.alone else remedies.beside
         yield Finding(True, lines.of(unlike.call.name), what, remedy)
 
 
-def _deaths(facts: Facts, lines: Lines) -> Iterator[Finding]:
+def _deaths(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     for name, tool in facts.tools.items():
         if tool.fatal is not None:
             call, why = tool.fatal
             what = f"{name} ends its world at {said(call)} ({why[:160]}), and was called no more."
-            remedy = (
-                "Raise an exception instead of ending the program, and bound the time that arguments ask for."
-            )
-            yield Finding(False, lines.of(name), what, remedy)
+            yield Finding(False, lines.of(name), what, remedies.ends)
 
 
 def _tasks(facts: Facts, lines: Lines) -> Iterator[Finding]:
@@ -83,12 +82,12 @@ def _tasks(facts: Facts, lines: Lines) -> Iterator[Finding]:
     if not facts.tasks:
         what = f"Exploration makes no task of these tools{why}."
         yield Finding(True, lines.of(), what, "See what the tools answer, below: most calls must succeed.")
-    elif len(facts.tasks) < FEW_TASKS:
+    elif len(facts.tasks) < FEW_TASKS * facts.asked:
         what = f"Exploration finds no more than {len(facts.tasks)} different tasks{why}."
         yield Finding(False, lines.of(), what, "More tools, more worlds or more values give more tasks.")
 
 
-def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines) -> Iterator[Finding]:
+def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     tool, place = facts.tools[name], lines.of(name)
     properties = tool.schema["function"]["parameters"].get("properties", {})
     if not tool.succeeded and tool.fatal is None:
@@ -99,10 +98,7 @@ def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines) -> Iterator
             what = f"{name} was never called."
         remedy = "Let it succeed in some world."
         if properties:
-            remedy = (
-                f'Name values that work, such as values = {{"{next(iter(properties))}": [...]}}, or let '
-                "another tool answer with them."
-            )
+            remedy = remedies.values.format(argument=next(iter(properties)))
         yield Finding(False, place, what, remedy)
     if not tool.succeeded:
         return
@@ -136,31 +132,26 @@ def _twins(facts: Facts, lines: Lines) -> Iterator[Finding]:
         yield Finding(False, lines.of(a), what, "Keep one of them.")
 
 
-def _state(facts: Facts, lines: Lines) -> Iterator[Finding]:
+def _state(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     good = [tool for tool in facts.tools.values() if tool.succeeded]
     if good and not any(tool.changed for tool in good):
         what = "No call changes the state: tasks are graded by answers alone."
-        yield Finding(False, lines.of(), what, "Where a tool does change something, let state() return it.")
+        yield Finding(False, lines.of(), what, remedies.no_state)
     if len(good) > 1 and not any(tool.looked for tool in good):
-        what = "Every call changes the state, also where it only looks something up."
-        remedy = (
-            "Then only the very calls of the reference can succeed. Leave logs and counters of calls out: "
-            "define state(self), which returns what two worlds are compared by."
-        )
+        where = f" in {', '.join(facts.logs[:3])}" if facts.logs else ""
+        what = f"Every call changes the state{where}, also where it only looks something up."
+        remedy = f"Then only the very calls of the reference can succeed. {remedies.logs}"
         yield Finding(False, lines.of(), what, remedy)
 
 
-def _worlds(facts: Facts, lines: Lines) -> Iterator[Finding]:
+def _worlds(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     for split, count in facts.worlds.items():
         if isinstance(count, str):
             yield Finding(False, lines.of("reset"), f"The split {split} has no worlds: {count}", "")
     numbers = [n for n in facts.worlds.values() if isinstance(n, int)]
     if numbers and max(numbers) == 1:
         what = "All worlds begin alike, so held-out tasks are other tasks in the same world."
-        remedy = (
-            "Let reset(self, seed) make different worlds, or give `scenarios`, to measure what carries over."
-        )
-        yield Finding(False, lines.of("reset"), what, remedy)
+        yield Finding(False, lines.of("reset"), what, remedies.alike)
 
 
 def _suspects(facts: Facts, lines: Lines) -> Iterator[Finding]:
@@ -182,9 +173,21 @@ def _described(facts: Facts, lines: Lines) -> Iterator[Finding]:
             yield Finding(False, lines.of(name), what, remedy)
 
 
-def _prompt(config: ConfigDict, facts: Facts, lines: Lines) -> Iterator[Finding]:
+def _prompt(config: ConfigDict, facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     limit = config.rollout.max_length
     if facts.tokens > LONG_PROMPT * limit:
         what = f"The tools and the first request take {facts.tokens} of the {limit} tokens of a rollout."
-        remedy = "Shorten the docstrings, leave tools out, or raise config.rollout.max_length."
-        yield Finding(False, lines.of(), what, remedy)
+        yield Finding(False, lines.of(), what, remedies.long)
+
+
+def _server(facts: Facts) -> Iterator[Finding]:
+    unfit = {unlike.call.name for unlike in facts.unlike}
+    unfit |= {name for name, tool in facts.tools.items() if not tool.succeeded or tool.fatal}
+    fit = [name for name in facts.tools if name not in unfit]
+    if fit and len(fit) < len(facts.tools):
+        what = f"Fit to train on are {len(fit)} of {len(facts.tools)} tools."
+        yield Finding(False, "", what, f"Use no others: --config.environment.tools={','.join(fit)}")
+    if facts.forgets:
+        what = "The server remembers nothing of earlier worlds."
+        remedy = "Let one process serve many, which saves their start: --config.environment.reuse_server=True"
+        yield Finding(False, "", what, remedy)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from coevolve_jax.envs import lockdown, mcp
-from coevolve_jax.envs.mcp import answers, check, servers, state, templates, values
+from coevolve_jax.envs.mcp import answers, servers, state, templates, values
 from coevolve_jax.envs.mcp import world as worlds
 from coevolve_jax.envs.mcp.spares import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.mcp.spec import Spec
@@ -536,52 +536,7 @@ def test_clocks_and_random_numbers_can_be_frozen(settings):
     assert answered[2] != answered[3]
 
 
-# --- Fit to train on ------------------------------------------------------------------------------
-
-
-def test_the_check_says_what_to_mend(settings):
-    sold_out = Call("restock", {"item": "tea", "pieces": -9})
-    calls = [COUNT, Call("today", {}), RESTOCK, Call("count", {"item": "cocoa"}), sold_out]
-    steps = check.execute(mcp.make, scenario(settings), calls)
-    assert [step.repeats for step in steps] == [True, False, True, True, True]
-    assert [sorted(step.changed) for step in steps] == [[], [], ["stock.json"], [], ["stock.json"]]
-    found = check.summary([steps], ["restock", "count", "today", "inventory"])
-    assert [(f.calls, f.succeeded, f.changed) for f in found.values()] == [
-        (2, 1, 2),
-        (2, 1, 0),
-        (1, 1, 0),
-        (0, 0, 0),
-    ]
-    today, inventory, fit = check.sentences(found)
-    assert today.startswith("today answers otherwise in an equal world: ")
-    assert inventory == "inventory was never called: explore more (--contexts)."
-    assert "--config.environment.tools=restock,count. " in fit
-    told = check.sentences(check.summary([steps[:1], steps[3:4]], ["count"]))
-    assert len(told) == 1 and told[0].startswith("No call changed the folder")
-    told = check.sentences(check.summary([steps[3:4]], ["count"]))
-    assert told[0].startswith("count never succeeded in 1 calls: give values")
-
-
-def test_the_check_sees_files_that_differ_and_files_that_every_tool_changes(settings):
-    def step(name, changed, differ=()):
-        said = answers.observation({"content": [{"type": "text", "text": "ok"}]})
-        return check.Step(Call(name, {}), said, said, frozenset(changed), frozenset(differ))
-
-    rounds = [[step("a", {"log", "x"}), step("b", {"log"}, {"log"}), step("a", {"log"}, {"log"})]]
-    log, every, fit = check.sentences(check.summary(rounds, ["a", "b"]))
-    assert log.startswith("b leaves log otherwise in an equal world")
-    assert every.startswith("Every tool changes log, even those that only read")
-    assert "--config.environment.tools=a." in fit
-
-
-def test_the_check_sees_whether_a_server_may_be_reused(settings):
-    calls = [RESTOCK, COUNT, FAULT]
-    for fault, fine in (("", True), ("remembers", False)):
-        asked = scenario(settings, command=f"{SERVER} {fault}")
-        reusing = dataclasses.replace(asked, scenario={**asked.scenario, "reuse_server": True})
-        fresh, reused = (check.execute(mcp.make, one, calls) for one in (asked, reusing))
-        assert all(step.repeats for step in fresh)
-        assert check.alike([fresh], [fresh]) and check.alike([fresh], [reused]) is fine
+# --- Values -------------------------------------------------------------------------------------
 
 
 def test_values_come_from_names_in_json_files_and_databases(tmp_path):

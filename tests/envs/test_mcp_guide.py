@@ -66,23 +66,26 @@ def test_the_notes_of_the_page_can_be_read(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_is_checked(checkout, quick):
-    own, folder = commands("check_server.py")
+    own, folder = commands("check_tools.py")
     done = run(own, checkout, quick)
     assert done.returncode == 1, done.stderr
     told = done.stdout
-    assert re.search(r"restock +\d+ +[1-9]\d* +[1-9]", told) and re.search(r"count +\d+ +[1-9]\d* +0\n", told)
-    assert "* today answers otherwise in an equal world: " in told
-    assert "--config.environment.tools=restock,count,inventory,fault." in told
+    assert re.search(r"restock +\d+ calls +[1-9]\d* worked +[1-9]\d* changed the state", told)
+    assert re.search(r"count +\d+ calls +[1-9]\d* worked +0 changed the state", told)
+    assert "  STOP  today depends on a clock or on chance: " in told
+    assert "--config.environment.tools=restock,count,inventory,fault\n" in told
+    page = (checkout / "runs" / "tools_mcp.html").read_text()
+    assert "today depends on a clock" in page and "check_tools.py --config=configs/mcp_smollm2.py" in page
     done = run(f"{own} --config.environment.tools=restock,count,inventory", checkout, quick)
     assert done.returncode == 0 and "--config.environment.reuse_server=True" in done.stdout, done.stderr
     done = run(folder, checkout, quick)
-    assert done.returncode == 0 and "All tools are fit to train on." in done.stdout, done.stderr
+    assert done.returncode == 0 and "is it fit to train on? Yes." in done.stdout, done.stderr
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_server_is_trained_on(checkout, quick):
-    own = commands("check_server.py")[0].replace("check_server.py", "main.py")
+    own = commands("check_tools.py")[0].replace("check_tools.py", "main.py")
     plain = own.replace("mcp_smollm2.py", "mcp_smollm2.py:strategy=static")
     done = run(f"{plain} --workdir=runs/mine {SMALL}", checkout, quick)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -96,7 +99,7 @@ def test_a_server_is_trained_on(checkout, quick):
 
 @pytest.mark.slow
 def test_what_is_lacking_is_one_sentence(checkout, quick):
-    for program in ("main.py --workdir=runs/none", "check_server.py"):
+    for program in ("main.py --workdir=runs/none", "check_tools.py"):
         done = run(
             f"python experiments/{program} --config=configs/mcp_smollm2.py --config.model=models/tiny_qwen3",
             checkout,
@@ -106,3 +109,8 @@ def test_what_is_lacking_is_one_sentence(checkout, quick):
         assert done.stderr.splitlines()[-1].startswith("Error: config.environment.template is ''"), (
             done.stderr
         )
+    done = run("python experiments/check_tools.py my_env:Shop --config=configs/mcp_tiny.py", checkout, quick)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
+        "Error: 'my_env:Shop' is a class or file of yours, and config.environment.name is 'mcp': give one or "
+        "the other."
+    )

@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 from coevolve_jax.envs import mcp
-from coevolve_jax.envs.mcp import answers, check
+from coevolve_jax.envs.mcp import answers
 from coevolve_jax.types import Call
 from tests.support.paths import ROOT
+from tests.support.two_worlds import execute
 
 BIN, SQLITE = ROOT / ".mcp" / "bin", ROOT / ".mcp" / "sqlite" / "bin"
 NODE = ROOT / ".mcp" / "node" / "node_modules" / ".bin"
@@ -99,7 +100,7 @@ def memory(tmp_path):
 
 def steps(settings, calls, **changed):
     (scenario,) = mcp.scenarios("train", {**settings, **changed})
-    found = check.execute(mcp.make, scenario, calls)
+    found = execute(mcp.make, scenario, calls)
     assert len(found) == len(calls)
     return found
 
@@ -132,11 +133,7 @@ def test_the_time_server_needs_a_clock_that_stands_still(tmp_path):
         ),
     )
     asked, converted = steps(settings, [now, conversion])
-    assert not asked.repeats and converted.first.error is False
-    told = check.sentences(check.summary([[asked, converted]], ["get_current_time", "convert_time"]))
-    assert told[0].startswith("get_current_time answers otherwise in an equal world: ")
-    assert told[1].startswith("No call changed the folder")
-    assert "--config.environment.tools=convert_time." in told[2]
+    assert not asked.repeats and converted.repeats and converted.first.error is False
     (frozen,) = steps(settings, [now], freeze_time="2026-01-01T12:00:00")
     assert frozen.repeats and "2026-01-01T13:00:00+01:00" in frozen.first.text
 

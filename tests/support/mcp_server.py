@@ -171,6 +171,8 @@ for line in sys.stdin:
         if name not in TOOLBOX:
             send({"id": message["id"], "error": {"code": -32602, "message": f"no tool {name}"}})
             continue
+        if fault == "logs":
+            open(os.path.join(world, "log.txt"), "a").write(f"{time.time()} {name}\n")
         result = TOOLBOX[name](**arguments)
     else:
         continue

@@ -3,7 +3,7 @@
 A world is a copy of a template folder and a server process of its own (world.py). The launcher starts and
 confines it (launcher.py, asked by servers.py). client.py speaks the protocol, answers.py puts its words into
 ours, state.py reads the folder, environment.py grades, spares.py keeps servers that wait. templates.py finds
-the scenarios, values.py helps explorers, check.py finds what is not fit to train on.
+the scenarios, values.py helps explorers.
 
 Workers need the standard library only. The server is whatever program config.environment.command names.
 """

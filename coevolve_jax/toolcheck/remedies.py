@@ -1,0 +1,52 @@
+"""Remedies that differ with who writes the tools: a user her own class, or somebody a server."""
+
+from __future__ import annotations
+
+import dataclasses
+
+LEFT_OUT = "leave the tool out by config.environment.tools"
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedies:
+    """Remedies by what is wrong.
+
+    clock: a tool depends on a clock or on chance. beside: it depends on other worlds. ends: it ends its
+    world. values: it never succeeds; {argument} is one of its arguments. no_state, logs: no call, or every
+    call, changes the state. alike: all worlds begin alike. long: the prompt is long.
+    """
+
+    clock: str
+    beside: str
+    ends: str
+    values: str
+    no_state: str
+    logs: str
+    alike: str
+    long: str
+
+
+OWN = Remedies(
+    clock="Let it follow from the seed of reset and the calls before; keep no time of day.",
+    beside="Keep all state in the object: not in an imported module, a file or os.environ.",
+    ends="Raise an exception instead of ending the program, and bound the time that arguments ask for.",
+    values='Name values that work, such as values = {{"{argument}": [...]}}, or let another tool answer with '
+    "them.",
+    no_state="Where a tool does change something, let state() return it.",
+    logs="Leave logs and counters of calls out: define state(self), which returns what two worlds are "
+    "compared by.",
+    alike="Let reset(self, seed) make different worlds, or give `scenarios`, to measure what carries over.",
+    long="Shorten the docstrings, leave tools out, or raise config.rollout.max_length.",
+)
+SERVER = Remedies(
+    clock="Set config.environment.freeze_time, name files that are logs in config.environment.ignore, or "
+    f"{LEFT_OUT}.",
+    beside=f"Set config.environment.reuse_server=False, or {LEFT_OUT}.",
+    ends=f"Raise config.environment.server_timeout where it is slow, or {LEFT_OUT}.",
+    values='Name values that work in coevolve.json, such as {{"values": {{"{argument}": [...]}}}}, or '
+    f"{LEFT_OUT}.",
+    no_state="Where the server keeps a state, let it keep it below {world}.",
+    logs="Leave logs and counters of calls out by config.environment.ignore.",
+    alike="Give the template folders train, development and test, to measure what carries over.",
+    long="Leave tools out by config.environment.tools, or raise config.rollout.max_length.",
+)
