@@ -651,6 +651,7 @@ def command(workdir, *flags, small=SMALL):
     return [ROOT / "experiments" / "compare.py", *flags, *(f"--set={text}" for text in small)]
 
 
+@pytest.mark.nightly
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     for name, value in environ.items():  # as installed for a user, without PyTorch
         monkeypatch.setenv(name, value)

@@ -24,7 +24,7 @@ from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 from tests.support.grpo_cases import samples
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS = 10
 QWEN3 = ModelConfig(

@@ -96,6 +96,7 @@ def sums(folder) -> list[list[float]]:
     return [[row["loss"], row["grad_norm"]] for row in rows(folder, "metrics.jsonl")]
 
 
+@pytest.mark.nightly
 def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alone):
     workdir = tmp_path / "two"
     both = start(workdir, quick)

@@ -26,7 +26,7 @@ from coevolve_jax.testing.engine import moved
 from tests.distributed.test_multiprocess import converse
 from tests.distributed.test_sharding import MODELS, random_params, start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 MESHES = {
     "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
