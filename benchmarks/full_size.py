@@ -8,6 +8,7 @@ stand the share of the published peak (MFU) and the memory, measured and planned
 for --slots conversations at once.
 """
 
+import functools
 import json
 import os
 import sys
@@ -51,14 +52,15 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each measurement, after o
 def drawn(model: ModelConfig, dtype: str, seed: int):
     """Random parameters on the device: kernels of the usual spread, scales of norms 1."""
 
-    def leaf(key, shape):
-        if len(shape.shape) < 2 or shape.shape[-1] == 1:
-            return jnp.ones(shape.shape, dtype)
-        return (0.02 * jax.random.normal(key, shape.shape, jnp.float32)).astype(dtype)
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def leaf(key, shape, name):
+        if name == "scale":
+            return jnp.ones(shape, dtype)
+        return (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
-    shapes, tree = jax.tree.flatten(hf_io.abstract_params(model))
+    shapes, tree = jax.tree_util.tree_flatten_with_path(hf_io.abstract_params(model))
     keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return jax.tree.unflatten(tree, [jax.jit(leaf, static_argnums=1)(k, s) for k, s in zip(keys, shapes)])
+    return jax.tree.unflatten(tree, [leaf(k, x.shape, path[-1].key) for k, (path, x) in zip(keys, shapes)])
 
 
 def batch_of(kind: str, model: ModelConfig, config, rows: int) -> Batch[np.ndarray]:

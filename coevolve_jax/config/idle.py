@@ -183,7 +183,7 @@ RULES = (
     ),
     Rule(
         {"data.max_tasks": ()},
-        lambda r: r.static and not r.config.data.initial_file,
+        lambda r: r.static and not (r.config.data.initial_file or r.config.data.own_tasks),
         "the strategy {strategy} does not let the training set grow",
     ),
     Rule(

@@ -60,15 +60,15 @@ def bootstrap(
 
 def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
     """The held-out tasks: kind "held_out", then kind "balanced"."""
-    e, scenarios = config.evaluation, build.held_out_scenarios(config)
-    tasks = task_pool(config)
-    if config.data.own_tasks:
+    e, own = config.evaluation, config.data.own_tasks
+    tasks, candidates = task_pool(config), task_pool(config)
+    scenarios = [] if own and not e.balanced_tasks else build.held_out_scenarios(config)
+    if own:
         tasks.add(own_tasks(config)[1])
     else:
         explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
     if not e.balanced_tasks:
         return list(tasks)
-    candidates = task_pool(config)
     explore(synthesizer, candidates, scenarios, e.balanced_candidates, "balanced", e.seed)
     rng = rng_for(e.seed, "balanced choice")
     return [*tasks, *choice.balanced(list(candidates), e.balanced_tasks, rng)]

@@ -175,7 +175,7 @@ def test_the_settings_for_smollm2_are_a_config_that_can_be_run_and_its_memory_is
     (cell,) = [cell for cell in notebook().cells if cell.id == "smollm2-settings"]
     scope = {}
     exec(cell.source, scope)
-    config = override(load_file(ROOT / scope["SMOLLM2_CONFIG"]), scope["SMOLLM2"])
+    config = load_file(ROOT / scope["SMOLLM2_CONFIG"])
     check(config)
     assert config.learner.dtype == config.engine.dtype == "float32" and not config.learner.lora_rank
     width, layers, kv_heads, vocabulary, hidden = 576, 30, 3, 49152, 1536
