@@ -108,11 +108,16 @@ class Store:
 
         until: GRPO steps after which they stop; None: they are done to their ends.
         """
+        failed = self.train_all([(config, s) for s in seeds], until)
+        return {seeds[i]: why for i, why in failed.items()}
+
+    def train_all(self, runs: Sequence[tuple[ConfigDict, int]], until: int | None = None) -> dict[int, str]:
+        """`train` for runs of several configs, each with its seed. Returns why, for each index that failed."""
         jobs = {
-            s: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s), until)
-            for s in seeds
+            i: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s), until)
+            for i, (config, s) in enumerate(runs)
         }
-        return self._make({s: job for s, job in jobs.items() if not finished(job.workdir)})
+        return self._make({i: job for i, job in jobs.items() if not finished(job.workdir)})
 
     def held_out(self, seed: int, split: str) -> Path:
         """Workdir of a start whose held-out tasks are of this split, made with this evaluation seed."""

@@ -1,0 +1,93 @@
+"""Measures what a campaign's rules rest on: the noise between runs, and what each planted fault costs.
+
+    python experiments/calibrate_harness.py --faults=none --seeds=0:8 --workdir=runs/faults --jobs=2
+    python experiments/calibrate_harness.py --faults=all --seeds=0:4 --workdir=runs/faults --jobs=2
+    python experiments/calibrate_harness.py --faults=none --seeds=0 --salts=0:32 --workdir=runs/luck --jobs=2
+
+Each fault, seed and salt is an ordinary run of the start, without a campaign. The runs are in WORKDIR/store,
+where experiments/harness_bench.py finds them. WORKDIR/starts.csv has a row for each that has ended, of earlier
+commands too. The same command goes on.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from absl import app, flags
+
+_FAULTS = flags.DEFINE_list("faults", ["none"], "Of coevolve_jax/harness/bench.py; none: healthy; all: all.")
+_SEEDS = flags.DEFINE_string("seeds", "0:4", "A range such as 0:4, or a list such as 0,3.")
+_SALTS = flags.DEFINE_string("salts", "0", "Values of rollout.salt: other luck from the same start.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
+_CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file with the argument fault.")
+_SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
+flags.mark_flags_as_required(["workdir"])
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    from coevolve_jax import preemption
+
+    try:
+        with preemption.handle_signals():
+            run()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+    except preemption.Preempted:
+        print("Asked to end; the same command goes on.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
+
+
+def run() -> None:
+    from coevolve_jax import config as configs
+    from coevolve_jax.comparison import plan
+    from coevolve_jax.harness import bench, calibration, launch, progress
+    from coevolve_jax.harness.start import settled, without_harness
+    from coevolve_jax.harness.store import Store, finished
+
+    folder, names = Path(_WORKDIR.value), _FAULTS.value
+    if names == ["all"]:
+        names = [name for name in bench.FAULTS if name != "none"]
+    if wrong := [name for name in names if name not in bench.FAULTS]:
+        raise ValueError(f"--faults names {wrong[0]!r}: use all, or some of {', '.join(bench.FAULTS)}.")
+    seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value)
+    say = lambda text: print(text, flush=True)
+
+    def config_of(fault: str, salt: int):
+        c = configs.load_file(_CONFIG.value, f"fault={fault}")
+        changes = dict(text.partition("=")[::2] for text in _SET.value)
+        c = configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()})
+        return configs.override(without_harness(settled(c)), {"rollout.salt": salt})
+
+    path = folder / "starts.csv"
+    rows, failures = calibration.read_rows(path), []
+    for fault in names:
+        asked = [(config_of(fault, salt), seed, salt) for salt in salts for seed in seeds]
+        start = config_of(fault, 0)
+        store = Store(folder / "store", start, launch.programs(start, folder / "store" / "compiled"), _JOBS.value)
+        pairs = [(config, seed) for config, seed, _ in asked]
+        done = lambda: sum(finished(store.workdir(*pair)) for pair in pairs)
+        began, there = time.monotonic(), done()
+
+        def told() -> str:
+            made = (now := done()) - there
+            left = (len(pairs) - now) * (time.monotonic() - began) / made / 60 if made else None
+            return f"{fault}: {now} of {len(pairs)} runs" + ("" if left is None else f", {left:.0f} minutes left")
+
+        with progress.said(say, told):
+            why = store.begin(seeds) or store.train_all(pairs)
+        for (config, seed, salt) in asked:
+            if finished(run := store.workdir(config, seed)):
+                rows[fault, seed, salt] = calibration.read(fault, seed, salt, config, run)
+        calibration.write_rows(path, rows.values())
+        failures += [f"  {fault}: {text}" for text in why.values()]
+        say(told())
+    print(calibration.table(list(rows.values())))
+    if failures:
+        raise ValueError("\n".join([f"{len(failures)} runs failed; the same command tries again:", *failures]))
+
+
+if __name__ == "__main__":
+    app.run(main)
