@@ -36,7 +36,7 @@ from coevolve_jax.loop import leader
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
-from coevolve_jax.loop.initial import bootstrap, leak_guard
+from coevolve_jax.loop.initial import add_queries, bootstrap, leak_guard
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.loop.run import Run, RunState
 from coevolve_jax.loop.services import Services
@@ -122,6 +122,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             step, state, saved = restored
             run_state = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
+        add_queries(c, run_state.tasks, run_state.held_out)
         luck = build.training_luck(c)
         strategy = build.strategy(luck, saved)
 

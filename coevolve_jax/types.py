@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # environment workers import this file and have the standard 
     import numpy as np
 
 SUCCESS = 0.5  # the least reward (or mean reward of a task) that counts as a success
+QUERY = "query"  # Lineage.kind of the held-out tasks that a method may learn from without their answers
+GIVEN = ("initial", QUERY)  # kinds of the tasks that D_t has before it evolves
 SIGNAL_KINDS = ("forgetting", "boundary", "rare")
 
 
@@ -59,7 +61,8 @@ class Lineage:
     """Where a task comes from.
 
     Attributes:
-      kind: "benchmark", "initial", "held_out", "balanced", "random", "signal", or a name of the strategy's.
+      kind: "benchmark", "initial", "held_out", "balanced", "query", "random", "signal", or a name of
+        the strategy's.
       signal: the kind of weakness that asked for the task, or the strategy ("blame"); None: unguided
         exploration.
       parent: id of the task whose trajectory carried the signal, or of the scenario explored.
@@ -133,6 +136,11 @@ class Task:
     def actions(self) -> tuple[str, ...]:
         """The action pattern of each reference call."""
         return self.patterns or tuple(call.name for call in self.calls)
+
+    @property
+    def is_query(self) -> bool:
+        """Whether the task is held out and may be learned from without its answer (evaluation.queries)."""
+        return self.lineage.kind == QUERY
 
     def without_calls(self) -> Task:
         """A copy without reference calls: what a policy is told of the task."""

@@ -5,8 +5,8 @@
     python experiments/calibrate_harness.py --faults=none --seeds=0 --salts=0:32 --workdir=runs/luck --jobs=2
 
 Each fault, seed and salt is an ordinary run of the start, without a campaign. The runs are in WORKDIR/store,
-where experiments/harness_bench.py finds them. WORKDIR/starts.csv has a row for each that has ended, of earlier
-commands too. The same command goes on.
+where experiments/harness_bench.py finds them. WORKDIR/starts.csv has a row for each that has ended. What has
+a row is not run again, so the same command goes on, also elsewhere from this file alone.
 """
 
 import sys
@@ -53,7 +53,6 @@ def run() -> None:
     if wrong := [name for name in names if name not in bench.FAULTS]:
         raise ValueError(f"--faults names {wrong[0]!r}: use all, or some of {', '.join(bench.FAULTS)}.")
     seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value)
-    say = lambda text: print(text, flush=True)
 
     def config_of(fault: str, salt: int):
         c = configs.load_file(_CONFIG.value, f"fault={fault}")
@@ -61,32 +60,37 @@ def run() -> None:
         c = configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()})
         return configs.override(without_harness(settled(c)), {"rollout.salt": salt})
 
-    path = folder / "starts.csv"
-    rows, failures = calibration.read_rows(path), []
+    path, failures, say = folder / "starts.csv", [], lambda text: print(text, flush=True)
+    rows = calibration.read_rows(path)
     for fault in names:
-        asked = [(config_of(fault, salt), seed, salt) for salt in salts for seed in seeds]
-        start = config_of(fault, 0)
-        store = Store(folder / "store", start, launch.programs(start, folder / "store" / "compiled"), _JOBS.value)
-        pairs = [(config, seed) for config, seed, _ in asked]
+        due = [(seed, salt) for salt in salts for seed in seeds if (fault, seed, salt) not in rows]
+        pairs = [(config_of(fault, salt), seed) for seed, salt in due]
+        if not due:
+            continue
+        programs = launch.programs(config_of(fault, 0), folder / "store" / "compiled")
+        store = Store(folder / "store", config_of(fault, 0), programs, _JOBS.value)
         done = lambda: sum(finished(store.workdir(*pair)) for pair in pairs)
         began, there = time.monotonic(), done()
 
         def told() -> str:
-            made = (now := done()) - there
-            left = (len(pairs) - now) * (time.monotonic() - began) / made / 60 if made else None
-            return f"{fault}: {now} of {len(pairs)} runs" + ("" if left is None else f", {left:.0f} minutes left")
+            now = done()
+            each = (time.monotonic() - began) / 60 / (now - there) if now > there else None
+            left = "" if each is None else f", {(len(pairs) - now) * each:.0f} minutes left"
+            return f"{fault}: {now} of {len(pairs)} runs{left}"
 
         with progress.said(say, told):
-            why = store.begin(seeds) or store.train_all(pairs)
-        for (config, seed, salt) in asked:
-            if finished(run := store.workdir(config, seed)):
-                rows[fault, seed, salt] = calibration.read(fault, seed, salt, config, run)
+            why = store.begin(list(dict.fromkeys(seed for seed, _ in due))) or store.train_all(pairs)
+        for (seed, salt), pair in zip(due, pairs, strict=True):
+            if finished(workdir := store.workdir(*pair)):
+                rows[fault, seed, salt] = calibration.read(fault, seed, salt, pair[0], workdir)
         calibration.write_rows(path, rows.values())
         failures += [f"  {fault}: {text}" for text in why.values()]
         say(told())
-    print(calibration.table(list(rows.values())))
+    say(calibration.table(list(rows.values())))
     if failures:
-        raise ValueError("\n".join([f"{len(failures)} runs failed; the same command tries again:", *failures]))
+        raise ValueError(
+            "\n".join([f"{len(failures)} runs failed; the same command tries them again:", *failures])
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from coevolve_jax.analysis.summary import clock, interval, lost_text, p_value
 from coevolve_jax.envs import base, family
 from coevolve_jax.records.health import RULES
 from coevolve_jax.records.logs import flatten
-from coevolve_jax.types import Task
+from coevolve_jax.types import GIVEN, Task
 
 QUERY = 160  # characters of a query in lists
 
@@ -86,8 +86,8 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
     elif summary and (lost := lost_sides(summary)):
         success = ("—", "; ".join(lost))
     origins = Counter(asked_for(task) for task in run.tasks)
-    new = sum(n for kind, n in origins.items() if kind != "initial")
-    grown = ", ".join(f"{n} {kind}" for kind, n in origins.most_common() if kind != "initial")
+    new = sum(n for kind, n in origins.items() if kind not in GIVEN)
+    grown = ", ".join(f"{n} {kind}" for kind, n in origins.most_common() if kind not in GIVEN)
     total = sum(seconds.values())
     share = summary.get("evolution_share", seconds.get("evolution", 0) / total if total else 0)
     growth = (

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from coevolve_jax.envs.base import LOST
+from coevolve_jax.types import QUERY
 
+SETS = {"iid": "held_out", "balanced": "balanced", "queries": QUERY}  # held-out set -> kind of its tasks
 HELP = "+help"  # after the name of a held-out set: its tasks once more, with the strategy's hints
 RESAMPLES = 10_000
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters

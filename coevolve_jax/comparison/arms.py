@@ -143,6 +143,8 @@ ARMS: dict[str, Arm] = {
         {"strategy.name": "sage", "learner.advantage": "group_mean", "strategy.bonus": 0.0},
         "the same skills, for which nothing is paid",
     ),
+    "ttcs": _own("ttcs", "held-out queries without answers, and variants of them, by majority (TTCS)"),
+    "ttrl": _own("ttcs", "the same queries alone (TTRL)", variants=False),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

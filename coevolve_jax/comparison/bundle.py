@@ -42,6 +42,7 @@ STARTS = {
     "initial_digest": "the tasks of D_0",
     "iid_digest": "the i.i.d. held-out tasks",
     "balanced_digest": "the balanced held-out tasks",
+    "queries_digest": "the held-out queries",
 }
 SHA = re.compile(r"[0-9a-f]{64}")
 

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.analysis.stats import HELP
+from coevolve_jax.analysis.stats import HELP, SETS
 
 LAST = "last_rollouts"
 
@@ -80,10 +80,9 @@ def _check_evaluations(
             row["success"] or 0.0, share or 0.0, rel_tol=1e-9
         ):
             raise ValueError(f"success {where} is {row['success']}, and its tasks give {share}")
-    kinds = {"iid": "held_out", "balanced": "balanced"}
     for name, own in sets.items():
         plain = name.removesuffix(HELP)
-        ids = sorted(task for task, row in held_out.items() if row["lineage"]["kind"] == kinds[plain])
+        ids = sorted(task for task, row in held_out.items() if row["lineage"]["kind"] == SETS[plain])
         found = [row["step"] for row in own]
         if name != plain:  # a method has no memory before training
             _fits(f"steps of set {name}", found, [row["step"] for row in sets[plain][1:]])
@@ -92,8 +91,8 @@ def _check_evaluations(
         for row in own:
             _fits(f"tasks of set {name} after step {row['step']}", sorted(row["by_task"]), ids)
     for when, place in (("before", 0), ("after", -1)):
-        told = [summary["held_out"][when], *([summary["balanced"][when]] if "balanced" in sets else ())]
-        for row, name in zip(told, ("iid", "balanced"), strict=False):
+        for name in SETS.keys() & sets.keys():
+            row = summary["held_out" if name == "iid" else name][when]
             _fits(f"set {name} {when} training, in summary.json", row, sets[name][place])
     helped = {name: own[-1] for name, own in sets.items() if name.endswith(HELP)}
     _fits("sets with help, in summary.json", summary.get("help", {}), helped)

@@ -47,6 +47,7 @@ METRICS = {
         "success on tasks without weak tools, tool-balanced set, last step", "balanced", "others"
     ),
     "iid": Metric("success on the i.i.d. held-out set, last step", "iid", "all"),
+    "queries": Metric("success on the held-out queries, last step", "queries", "all"),
 }
 # The same with a method's hints. A method without hints is told as it is: nothing would change.
 METRICS |= {

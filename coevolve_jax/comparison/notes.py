@@ -11,7 +11,7 @@ from coevolve_jax.comparison.arms import arm
 
 FEW = 5  # seeds; with fewer, the spread between them is not known
 EQUAL = 0.01  # relative difference up to which budgets count as equal
-HELD_OUT = ("balanced", "iid")  # names of the held-out sets in evaluations
+HELD_OUT = ("balanced", "iid", "queries")  # names of the held-out sets in evaluations
 # Columns of cells.csv in which arms should not differ. The others may.
 BOUND = ("steps", "rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
 OF_ALL = ("steps", "rollouts")  # of these, columns in which static arms should not differ from others either

@@ -272,6 +272,8 @@ def fixed(
 
 def primary(config: ConfigDict) -> str:
     """Name of the primary metric (differences.METRICS). The config fixes it before any run."""
+    if config.evaluation.queries:
+        return "queries"
     known = bool(config.get("testbed", {}).get("weak_tools", ())) and config.evaluation.balanced_tasks > 0
     return "weak" if known else "iid"
 

@@ -15,6 +15,7 @@ from typing import Any
 from coevolve_jax.analysis.stats import HELP
 from coevolve_jax.comparison.differences import samples
 from coevolve_jax.comparison.plan import Cell
+from coevolve_jax.types import GIVEN
 
 AGAINST = "random"
 
@@ -84,7 +85,7 @@ def quality(
 
 def _new_tasks(workdir: Path) -> list[dict]:
     lines = (workdir / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
-    return [t for t in map(json.loads, lines) if t["lineage"]["kind"] != "initial"]
+    return [t for t in map(json.loads, lines) if t["lineage"]["kind"] not in GIVEN]
 
 
 def _calls(task: Mapping[str, Any]) -> int:

@@ -31,7 +31,7 @@ from coevolve_jax.comparison.differences import (
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
 from coevolve_jax.comparison.plan import Cell, diverged, ended, finished
 from coevolve_jax.comparison.quality import quality
-from coevolve_jax.types import mixed
+from coevolve_jax.types import GIVEN, mixed
 
 __all__ = (
     "EFFECT", "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves",
@@ -93,7 +93,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
     total = lambda prefix: sum(
         n for key, n in costs.items() if key.removeprefix("explorer/").startswith(prefix)
     )
-    new = [t for t in tasks if t["lineage"]["kind"] != "initial"]
+    new = [t for t in tasks if t["lineage"]["kind"] not in GIVEN]
     first = [t["record"]["first_score"] for t in new if t["record"]["first_score"] is not None]
     weak = set(config.get("testbed", {}).get("weak_tools", ()))
     visits = sum(t["record"]["trained"] for t in tasks)

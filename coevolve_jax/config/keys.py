@@ -279,6 +279,7 @@ EVALUATION = dict(
     tasks=Key(192, least=1),  # held-out synthetic tasks, made as D_0 is
     balanced_tasks=Key(0, least=0),  # and these besides, in which all tools come about equally often
     balanced_candidates=0,  # tasks that they are chosen from
+    queries=Key(0, least=0),  # and these, which a strategy may learn from without their answers
     every=Key(20, least=0),  # GRPO steps between evaluations on the way; 0: before and after only
     num_rollouts=Key(2, least=1),  # rollouts per task
     last_rollouts=Key(0, least=0),  # and in the last evaluation, after training; 0: as many as in the others

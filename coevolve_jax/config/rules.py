@@ -208,6 +208,21 @@ RULES = (
         "native: strategy {strategy.name} trains copies of the policy, which this process must serve",
     ),
     Rule(
+        "evaluation.queries",
+        lambda c: "queries" not in methods.needs(c) or c.evaluation.queries > 0,
+        "above 0: strategy {strategy.name} learns from held-out tasks without their answers",
+    ),
+    Rule(
+        "data.max_tasks",
+        lambda c: (
+            "queries" not in methods.needs(c)
+            or not c.data.max_tasks
+            or c.data.max_tasks >= c.data.initial_tasks + c.evaluation.queries
+        ),
+        "0, or room for config.data.initial_tasks ({data.initial_tasks}) and config.evaluation.queries "
+        "({evaluation.queries}): strategy {strategy.name} adds the latter to D_t",
+    ),
+    Rule(
         "reward.terms",
         lambda c: rewards.size(c.reward.terms) < 1,
         "terms whose weights are below 1 together, without their signs, for success to be worth most",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coevolve_jax.diagnosis import trends
-from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
+from coevolve_jax.types import GIVEN, Group, Task, TrainingSample, Trajectory
 
 Row = dict[str, Any]
 
@@ -127,7 +127,7 @@ def trajectory_row(trajectory: Trajectory, task: Task, step: int | None = None) 
         "reference_calls": len(task.calls),
         "missed_reference": (asked - done).total(),
         "extra_calls": (done - asked).total(),
-        "is_new_task": task.lineage.kind != "initial",
+        "is_new_task": task.lineage.kind not in GIVEN,
     }
     if len(ages):
         row["logprob_mean"] = float(np.mean(t.logprobs[t.mask]))
@@ -174,7 +174,7 @@ def step_row(
         "staleness": by_tokens("staleness"),
         "stops": dict(Counter(t.stop for t, _ in valid)),
         "tool_calls": dict(tools),
-        "new_tasks": _mean([g.task.lineage.kind != "initial" for g in groups]),
+        "new_tasks": _mean([g.task.lineage.kind not in GIVEN for g in groups]),
         "groups": len(groups),
         "invalid": sum(len(g.trajectories) for g in groups) - len(valid),
         "success": _mean(won),

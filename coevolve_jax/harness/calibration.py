@@ -1,8 +1,8 @@
 """What a campaign's rules rest on: the noise between runs of one start, and what each planted fault costs.
 
-    noise      the standard deviation of a run's success between runs that differ by luck alone
-    cost       the healthy start's mean success minus that of the start with a fault
-    optimism   what a campaign gains when no version is better: harness/optimism.py, on the measured runs
+noise      the standard deviation of a run's success between runs that differ by luck alone
+cost       the healthy start's mean success minus that of the start with a fault
+optimism   what a campaign gains when no version is better: harness/optimism.py, on the measured runs
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import scipy.stats
 from ml_collections import ConfigDict
 
+from coevolve_jax.comparison import cells
 from coevolve_jax.diagnosis import trends
 from coevolve_jax.harness import evidence
 from coevolve_jax.harness.optimism import RULES, normal, optimism, resampled
@@ -31,8 +32,11 @@ SIZES = ((1, 1), (6, 1), (6, 2), (8, 2))  # (versions, seeds) of the campaigns w
 class Run(NamedTuple):
     """A finished run of a start.
 
-    solved, trials: of its last evaluation on the selection set. sampling: the variance of its success that
-    comes from the samples of each task, not from its policy. trend: of its training (diagnosis/trends.py).
+    Attributes:
+      solved, trials: of its last evaluation on the selection set.
+      sampling: the variance of its success that comes from the samples of each task, not from its policy.
+      machine, commit: where and by which code it was made.
+      trend: of its training (diagnosis/trends.py).
     """
 
     fault: str
@@ -41,6 +45,8 @@ class Run(NamedTuple):
     solved: int
     trials: int
     sampling: float
+    machine: str
+    commit: str
     trend: Mapping[str, float | None]
 
     @property
@@ -66,7 +72,8 @@ def read(fault: str, seed: int, salt: int, config: ConfigDict, run: Path) -> Run
     solved, trials = (sum(c[i] for c in counts) for i in (0, 1))
     if not trials:
         raise ValueError(f"{run} has no valid trial in its last evaluation.")
-    return Run(fault, seed, salt, solved, trials, sampling(counts), evidence.row(config, [run]))
+    row = evidence.row(config, [run])
+    return Run(fault, seed, salt, solved, trials, sampling(counts), cells.machine(), cells.commit(), row)
 
 
 def write_rows(path: Path, runs: Iterable[Run]) -> None:
@@ -89,7 +96,8 @@ def read_rows(path: Path) -> dict[tuple[str, int, int], Run]:
         for row in csv.DictReader(file):
             numbers = {name: float(row[name]) if row[name] else None for name in trends.MEANINGS}
             key = row["fault"], int(row["seed"]), int(row["salt"])
-            found[key] = Run(*key, int(row["solved"]), int(row["trials"]), float(row["sampling"]), numbers)
+            counts = int(row["solved"]), int(row["trials"]), float(row["sampling"])
+            found[key] = Run(*key, *counts, row["machine"], row["commit"], numbers)
     return found
 
 
@@ -140,31 +148,43 @@ def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float
 
 def table(runs: Sequence[Run]) -> str:
     """The noise and the costs over seeds, and the optimism over salts, as Markdown, in points."""
-    points = lambda x: "" if math.isnan(x) else f"{100 * x:.1f}"
-    found = []
-    if healthy := [r for r in runs if r.fault == "none" and r.salt == 0]:
-        lucky = math.sqrt(np.mean([r.sampling for r in healthy]))
+    plain = [r for r in runs if r.salt == 0]
+    healthy = [r for r in plain if r.fault == "none"]
+    found = [f"Healthy, {len(healthy)} seeds: {_noise(healthy)}"] if healthy else []
+    costs = [cost(healthy, [r for r in plain if r.fault == f]) for f in {r.fault for r in plain} - {"none"}]
+    if healthy and costs:
         found.append(
-            f"Healthy: {len(healthy)} seeds, success {points(np.mean([r.success for r in healthy]))}%, deviation "
-            f"{points(noise(healthy))} points; the samples alone give {points(lucky)}."
-        )
-        faults = {r.fault for r in runs if r.salt == 0} - {"none"}
-        own = lambda fault: [r for r in runs if r.fault == fault and r.salt == 0]
-        if costs := sorted((cost(healthy, own(fault)) for fault in faults), key=lambda c: -c.cost):
-            rows = [
-                f"| `{c.fault}` | {c.runs} | {points(c.success)} | {points(c.deviation)} | {points(c.cost)} | "
-                f"{c.p:.2g} | {'yes' if c.kept else 'no'} |"
-                for c in costs
-            ]
-            head = ["| fault | runs | success | deviation | cost | p | kept |", "|---|---|---|---|---|---|---|"]
-            found.append("\n".join([*head, *rows]))
+            _markdown(
+                ("fault", "runs", "success", "deviation", "cost", "p", "kept"),
+                [
+                    (f"`{c.fault}`", c.runs, *map(_points, (c.success, c.deviation, c.cost)), f"{c.p:.2g}",
+                     "yes" if c.kept else "no")
+                    for c in sorted(costs, key=lambda c: -c.cost)
+                ],
+            )
+        )  # fmt: skip
     for seed in sorted({r.seed for r in runs if r.salt}):
         salted = [r for r in runs if r.fault == "none" and r.seed == seed]
-        found.append(
-            f"Seed {seed} under {len(salted)} salts: success {points(np.mean([r.success for r in salted]))}%, "
-            f"deviation {points(noise(salted))} points. What campaigns gain out of nothing:"
-        )
-        rows = [f"| {r} | {v} | {s} | {points(a)} | {points(b)} |" for r, v, s, a, b in selected_luck(salted)]
-        head = ["| rule | versions | seeds | of these runs | of normal numbers |", "|---|---|---|---|---|"]
-        found.append("\n".join([*head, *rows]))
+        found += [
+            f"Seed {seed}, {len(salted)} salts: {_noise(salted)} What campaigns gain out of nothing:",
+            _markdown(
+                ("rule", "versions", "seeds", "of these runs", "of normal numbers"),
+                [(*how, _points(a), _points(b)) for *how, a, b in selected_luck(salted)],
+            ),
+        ]
     return "\n\n".join(found)
+
+
+def _noise(runs: Sequence[Run]) -> str:
+    success, lucky = np.mean([r.success for r in runs]), math.sqrt(np.mean([r.sampling for r in runs]))
+    told = f"success {_points(success)}%, deviation {_points(noise(runs))} points"
+    return f"{told}, of which the samples alone give {_points(lucky)}."
+
+
+def _points(rate: float) -> str:
+    return "" if math.isnan(rate) else f"{100 * rate:.1f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -112,7 +112,7 @@ class Store:
         return {seeds[i]: why for i, why in failed.items()}
 
     def train_all(self, runs: Sequence[tuple[ConfigDict, int]], until: int | None = None) -> dict[int, str]:
-        """`train` for runs of several configs, each with its seed. Returns why, for each index that failed."""
+        """`train` for runs of several configs, each with its seed. Returns why, for each that failed."""
         jobs = {
             i: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s), until)
             for i, (config, s) in enumerate(runs)

@@ -51,7 +51,7 @@ class Roller:
         rng = rng_for(self._config.seed, "rollout" if role == "policy" else role, self._step, *again)
         seeds = rng.integers(2**32, size=(len(tasks), k)).tolist()
         temperature = 0.0 if greedy else self._config.rollout.temperature
-        groups = self._agent.rollout_groups(tasks, seeds, temperature, hints)
+        groups = list(map(without_answers, self._agent.rollout_groups(tasks, seeds, temperature, hints)))
         done = trajectories_of(groups)
         self.costs[ROLLOUTS + role] += len(done)
         self.costs[f"sampled_tokens/{role}"] += sum(int(t.mask.sum()) for t in done)
@@ -142,23 +142,41 @@ def leave_out_stale(trajectories: Sequence[Trajectory], step: int, bound: int) -
     )
 
 
+def without_answers(group: Group) -> Group:
+    """Gives the valid rollouts of a held-out query reward 0, whatever they did; other groups stay."""
+    if not group.task.is_query:
+        return group
+    hidden = Outcome(0.0, False, reason="the answer of a held-out query is not told in training")
+    return dataclasses.replace(
+        group,
+        trajectories=tuple(
+            dataclasses.replace(t, outcome=hidden) if t.outcome.valid else t for t in group.trajectories
+        ),
+    )
+
+
 def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None]:
-    """Statistics of one step's rollouts for metrics.jsonl; None if no valid rollout contributes."""
+    """Statistics of one step's rollouts for metrics.jsonl; None if no valid rollout contributes.
+
+    Rewards and successes are those of tasks with answers. Held-out queries have none: they are left out.
+    """
     trajectories = trajectories_of(groups)
+    told = [g for g in groups if not g.task.is_query]
+    scored = [t for g in told for t in g.valid]
     valid = [t for t in trajectories if t.outcome.valid]
     mean = lambda values: float(np.mean(values)) if len(values) else None
     of_kind = lambda initial: mean(
-        [t.outcome.success for g in groups if (g.task.lineage.kind == "initial") == initial for t in g.valid]
+        [t.outcome.success for g in told if (g.task.lineage.kind == "initial") == initial for t in g.valid]
     )
     steps = [s for t in valid for s in t.steps]
     ages = np.concatenate([step - t.versions[t.mask] for t in valid] or [np.zeros(0)])
     return {
-        "reward": mean([t.outcome.reward for t in valid]),
-        "success": mean([t.outcome.success for t in valid]),
+        "reward": mean([t.outcome.reward for t in scored]),
+        "success": mean([t.outcome.success for t in scored]),
         "success_initial": of_kind(True),
         "success_new": of_kind(False),
         "valid": len(valid) / len(trajectories),
-        "mixed_groups": mean([g.mixed for g in groups if g.valid]),
+        "mixed_groups": mean([g.mixed for g in told if g.valid]),
         "mean_turn_calls": mean([len(t.steps) / len(t.turn_starts) for t in valid]),
         "malformed": mean([s.call is None for s in steps]),
         "length": mean([len(t.ids) for t in valid]),

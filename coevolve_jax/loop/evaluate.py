@@ -166,8 +166,8 @@ def evaluate_held_out(
 ) -> list[dict]:
     """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
 
-    The sets are "iid" and, if the run has one, "balanced". With `help` each comes once more, under its name
-    and stats.HELP: the same tasks and seeds, with hints. A row holds a Result's numbers and:
+    The sets are "iid" and, if the run has them, "balanced" and "queries". With `help` each comes once more,
+    under its name and stats.HELP: the same tasks and seeds, with hints. A row holds a Result's numbers and:
 
         step, set
         split                           the environment split of the scenarios
@@ -182,7 +182,7 @@ def evaluate_held_out(
     c, rows, rolled = config.evaluation, [], dict[str, list[Group]]()
     num_rollouts = (last and c.last_rollouts) or c.num_rollouts
     weak = tuple(config.get("testbed", {}).get("weak_tools", ()))
-    sets = [("held_out", "iid", None), ("balanced", "balanced", None)]
+    sets = [(kind, name, None) for name, kind in stats.SETS.items()]
     sets += [(kind, name + stats.HELP, help) for kind, name, _ in sets if help]
     for kind, name, hints in sets:
         chosen = [t for t in tasks if t.lineage.kind == kind]

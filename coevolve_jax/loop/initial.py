@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax import build, names
+from coevolve_jax import config as configs
 from coevolve_jax.explorers.base import Answers
 from coevolve_jax.loop.evaluate import evaluate_held_out
 from coevolve_jax.loop.lab import EXPLORER
@@ -25,7 +26,7 @@ from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
-from coevolve_jax.types import Lineage, Outcome, Task
+from coevolve_jax.types import QUERY, Lineage, Outcome, Task
 
 
 @interruptible()
@@ -38,6 +39,7 @@ def bootstrap(
 
         held_out   config.evaluation.tasks from unguided exploration, made as D_0 is
         balanced   config.evaluation.balanced_tasks, in which all tools come about equally often
+        query      config.evaluation.queries, made as `held_out` is and far from the others
 
     D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
     config.data.initial_file. With config.data.own_tasks the environment's own tasks (`own_tasks`) are D_0 and
@@ -59,19 +61,32 @@ def bootstrap(
 
 
 def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
-    """The held-out tasks: kind "held_out", then kind "balanced"."""
+    """The held-out tasks: kind "held_out", then "balanced", then "query"."""
     e, own = config.evaluation, config.data.own_tasks
-    tasks, candidates = task_pool(config), task_pool(config)
-    scenarios = [] if own and not e.balanced_tasks else build.held_out_scenarios(config)
+    tasks, candidates, queries = task_pool(config), task_pool(config), task_pool(config)
+    explored = not own or e.balanced_tasks or e.queries
+    scenarios = build.held_out_scenarios(config) if explored else []
     if own:
         tasks.add(own_tasks(config)[1])
     else:
         explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
-    if not e.balanced_tasks:
-        return list(tasks)
-    explore(synthesizer, candidates, scenarios, e.balanced_candidates, "balanced", e.seed)
-    rng = rng_for(e.seed, "balanced choice")
-    return [*tasks, *choice.balanced(list(candidates), e.balanced_tasks, rng)]
+    found = list(tasks)
+    if e.balanced_tasks:
+        explore(synthesizer, candidates, scenarios, e.balanced_candidates, "balanced", e.seed)
+        found += choice.balanced(list(candidates), e.balanced_tasks, rng_for(e.seed, "balanced choice"))
+    if e.queries:
+        guarded = dataclasses.replace(synthesizer, guard=leak_guard(config, found))
+        explore(guarded, queries, scenarios, e.queries, QUERY, e.seed)
+    return [*found, *queries]
+
+
+def add_queries(config: ConfigDict, tasks: TaskPool, held_out: Sequence[Task]) -> None:
+    """Adds the held-out queries to D_t, without their calls, for a strategy that needs them.
+
+    Those that D_t has stay as they are.
+    """
+    if "queries" in configs.needs(config):
+        tasks.add([task.without_calls() for task in held_out if task.is_query])
 
 
 def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool, SynthesisStats]:
@@ -193,10 +208,15 @@ def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesi
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
-    """Leak control against the held-out tasks and the benchmark's own tasks (`build.benchmark_tasks`)."""
+    """Leak control against the held-out tasks and the benchmark's own tasks (`build.benchmark_tasks`).
+
+    A strategy that learns from the held-out queries may come near them, and to none of the others.
+    """
     data, model = config.data, config.data.leak_embedding
+    open_ones = "queries" in configs.needs(config)
+    kept = [task for task in held_out if not (open_ones and task.is_query)]
     return LeakGuard(
-        [*build.benchmark_tasks(config), *held_out],
+        [*build.benchmark_tasks(config), *kept],
         data.leak_threshold,
         features=build.family(config).features,
         query_threshold=data.leak_query_threshold,

@@ -365,6 +365,8 @@ class Run:
             "versions": versions,
             "notes": idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
+        if "queries" in sets:
+            summary["queries"] = {"before": first["queries"], "after": sets["queries"]}
         if helped := {name: row for name, row in sets.items() if name.endswith(stats.HELP)}:
             summary["help"] = helped
         if (path := self.workdir / WARM_START / "summary.json").exists():

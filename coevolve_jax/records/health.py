@@ -53,10 +53,12 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
         success, failure      `behaviour` of the rollouts of each outcome
 
     A spread above 0, however small, is no zero variance: the advantage estimator group_std scales it up.
+    What rests on rewards leaves out held-out queries, whose reward is not told (Task.is_query).
     """
     everything = [t for g in groups for t in g.trajectories]
     valid = [t for t in everything if t.outcome.valid]
-    spreads = [g.spread for g in groups if g.valid]
+    told = [g for g in groups if not g.task.is_query]
+    scored, spreads = [t for g in told for t in g.valid], [g.spread for g in told if g.valid]
     written = np.concatenate([t.logprobs[t.mask] for t in valid] or [np.zeros(0)])
     return {
         "zero_variance_groups": _mean([s == 0 for s in spreads]),
@@ -65,11 +67,11 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
         "steps": _mean([len(t.steps) for t in valid]),
         "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
         "active_groups": len(taught(samples)) / len(groups),
-        "length_reward": correlation([len(t.ids) for t in valid], [t.outcome.reward for t in valid]),
+        "length_reward": correlation([len(t.ids) for t in scored], [t.outcome.reward for t in scored]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),
         "invalid": 1 - len(valid) / len(everything),
         **{
-            name: behaviour([t for t in valid if t.outcome.success == success])
+            name: behaviour([t for t in scored if t.outcome.success == success])
             for name, success in (("success", True), ("failure", False))
         },
     }

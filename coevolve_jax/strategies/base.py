@@ -19,6 +19,8 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     macros    `Hint.macros` (rollout.tool_call_format other than python)
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
     branch    `Lab.branch` (as for probe; the in-process engine)
+    queries   tasks of D_t with `Task.is_query`: held-out ones without reference calls, whose rollouts always
+              have reward 0 (config.evaluation.queries above 0)
 
 A module may map in `IGNORES` the keys of config.data that have no effect, since the method decides them
 itself, to the setting of its own that makes it so ("": always).

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from coevolve_jax.envs.base import task_key
-from coevolve_jax.types import Task, mixed
+from coevolve_jax.types import GIVEN, Task, mixed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +280,7 @@ class TaskPool:
         self._size += 1
 
     def _set(self, place: int, record: Record) -> None:
-        evolved = self._tasks[place].lineage.kind != "initial"
+        evolved = self._tasks[place].lineage.kind not in GIVEN
         self._rows[place] = (evolved, *vars(record).values())
 
     def _check_ids(self, tasks: Sequence[Task]) -> None:

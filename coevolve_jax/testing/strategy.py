@@ -33,6 +33,7 @@ from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
+    QUERY,
     Call,
     Context,
     Evidence,
@@ -242,12 +243,15 @@ def _hinted(trajectory: Trajectory, hint: Hint | None) -> Trajectory:
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:
-    """Makes up a rollout of one message of 6 tokens after 6 others, with the task's reference calls."""
-    right, valid = bool(rng.random() < 1 / (1 + len(task.calls) / 3)), bool(rng.random() < 0.95)
+    """Makes up a rollout of one message of 6 tokens after 6 others, with the task's reference calls.
+
+    A held-out query, which has none, gets two calls and no reward.
+    """
+    calls = (Call("tool_0", {"x": 0}), Call("tool_1", {"x": 1})) if task.is_query else task.calls
+    right, valid = bool(rng.random() < 1 / (1 + len(calls) / 3)), bool(rng.random() < 0.95)
+    solved = right and valid and not task.is_query
     mask = np.arange(12) >= 6
-    steps = tuple(
-        Step(0, c.name, c, "{}" if right else '{"error": "no"}', error=not right) for c in task.calls
-    )
+    steps = tuple(Step(0, c.name, c, "{}" if right else '{"error": "no"}', error=not right) for c in calls)
     return Trajectory(
         task_id=task.id,
         rollout_index=rollout_index,
@@ -258,7 +262,7 @@ def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, st
         turn_starts=(0,),
         steps=steps,
         stop="done" if valid else "environment",
-        outcome=Outcome(float(right and valid), right and valid, valid),
+        outcome=Outcome(float(solved), solved, valid),
         ending=f"{task.id}: right" if right else f"{task.id}: wrong {rng.integers(2)}",
     )
 
@@ -369,4 +373,7 @@ def made_up_task(
 def _pool(config: ConfigDict) -> TaskPool:
     tasks, rng = TaskPool(), rng_for(config.seed, "initial")
     tasks.add([made_up_task(f"initial-0-{i}", rng) for i in range(config.data.initial_tasks)])
+    if config.evaluation.queries:
+        queries = [made_up_task(f"query-0-{i}", rng, QUERY) for i in range(config.evaluation.queries)]
+        tasks.add([task.without_calls() for task in queries])
     return tasks

@@ -34,7 +34,7 @@ OURS = (
 METHODS = (  # of the literature
     "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0",
     "dr_zero", "seif", "step_credit", "infuser", "socratic", "soar",
-    "slea_rl", "evolver", "evolving_rl", "sage",
+    "slea_rl", "evolver", "evolving_rl", "sage", "ttcs",
 )  # fmt: skip
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
@@ -57,12 +57,17 @@ def settings(name: str, **changes):
     return override(config, {**SMALL, "model": str(ROOT / "models" / "tiny_qwen3"), **changes})
 
 
+def asked(name: str) -> dict[str, int]:
+    """Held-out queries, for a strategy that learns from them."""
+    return {"evaluation.queries": 4} if name == "ttcs" else {}
+
+
 @pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
 @pytest.mark.parametrize(
     "name", [*OURS, *METHODS, *SMALL_ONES, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
 )
 def test_every_strategy_passes_the_suite(name, learner):
-    check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
+    check_strategy(name, settings(name, **asked(name), **{f"learner.{k}": v for k, v in learner.items()}))
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,12 @@ def _single(task: Task) -> bool:
 
 
 def task_key(task: Task) -> str:
-    """Digests what makes two tasks the same: initial state, classes in any order, reference calls by turn."""
+    """Digests what makes two tasks the same: initial state, classes in any order, reference calls by turn.
+
+    A turn without reference calls counts by its words.
+    """
     if _single(task):
         return base.task_key(task)
-    turns = [[call.to_json() for call in turn.calls] for turn in task.turns]
+    turns = [[call.to_json() for call in turn.calls] or turn.query for turn in task.turns]
     start = task.scenario
     return digest([task.environment, sorted(start["toolsets"]), start["initial_state"], turns])
