@@ -36,7 +36,7 @@ from coevolve_jax.loop import leader
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
-from coevolve_jax.loop.initial import add_queries, bootstrap, leak_guard
+from coevolve_jax.loop.initial import add_queries, bootstrap, kept_apart, leak_guard
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.loop.run import Run, RunState
 from coevolve_jax.loop.services import Services
@@ -130,7 +130,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         last = c.steps if until is None else min(c.steps, until)
         with closing(Run(c, workdir, run_state, saved, trackers)) as run, run.noting_divergence():
             tasks, roller = run.state.tasks, partial(Roller, luck, agent)
-            guard = leak_guard(c, run.state.held_out)
+            guard = leak_guard(c, kept_apart(c, run.state.held_out))
             services = Services(luck, learner, engine, lambda: state)
             lab = Laboratory(
                 tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record, services

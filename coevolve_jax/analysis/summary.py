@@ -150,8 +150,11 @@ def held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if worst:
         lines += [(f"{name}, lost as failures", value, note) for name, value, note in _result_lines(worst)]
     lines += _help_lines(summary)
-    for name, sides in (("i.i.d.", summary.get("held_out")), ("balanced", summary.get("balanced"))):
-        for when, row in (sides or {}).items():
+    asked = summary.get("queries")
+    told = asked and stats.before_and_after(asked["before"], asked["after"])
+    lines += [(f"queries, {name}", *rest) for name, *rest in (_result_lines(told) if told else [])]
+    for name, key in (("i.i.d.", "held_out"), ("balanced", "balanced"), ("queries", "queries")):
+        for when, row in (summary.get(key) or {}).items():
             if (lost := stats.lost_trials(row))[0]:
                 lines.append((f"lost {when}, {name} set", f"{lost[0]:>6}", lost_text(row)))
     return lines

@@ -89,6 +89,12 @@ def add_queries(config: ConfigDict, tasks: TaskPool, held_out: Sequence[Task]) -
         tasks.add([task.without_calls() for task in held_out if task.is_query])
 
 
+def kept_apart(config: ConfigDict, held_out: Sequence[Task]) -> list[Task]:
+    """The held-out tasks that evolution stays away from: all but queries that the strategy learns from."""
+    learned = "queries" in configs.needs(config)
+    return [task for task in held_out if not (learned and task.is_query)]
+
+
 def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool, SynthesisStats]:
     """D_0, and the statistics of making it."""
     c, d0, testbed = config, task_pool(config, config.data.max_tasks or None), config.get("testbed")
@@ -208,15 +214,10 @@ def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesi
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
-    """Leak control against the held-out tasks and the benchmark's own tasks (`build.benchmark_tasks`).
-
-    A strategy that learns from the held-out queries may come near them, and to none of the others.
-    """
+    """Leak control against the held-out tasks and the benchmark's own tasks (`build.benchmark_tasks`)."""
     data, model = config.data, config.data.leak_embedding
-    open_ones = "queries" in configs.needs(config)
-    kept = [task for task in held_out if not (open_ones and task.is_query)]
     return LeakGuard(
-        [*build.benchmark_tasks(config), *kept],
+        [*build.benchmark_tasks(config), *held_out],
         data.leak_threshold,
         features=build.family(config).features,
         query_threshold=data.leak_query_threshold,

@@ -1,5 +1,6 @@
 """Strategies: the suite on each, faults that it must catch, and three methods that run for real."""
 
+import functools
 import json
 import re
 import shutil
@@ -121,28 +122,36 @@ def rows(workdir: Path, name: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The workdirs of the three small methods, run for real on BFCL; by name."""
-    folder, done = tmp_path_factory.mktemp("runs"), {}
-    for name in SMALL_ONES:
-        done[name.rpartition(".")[2]] = folder / name
-        train(settings(name, **({"evaluation.every": 2} if "memory" in name else {})), folder / name)
-    return done
+def run_of(tmp_path_factory):
+    """Returns the workdir of a small method, by name. It runs for real on BFCL when it is first asked for."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    @functools.cache
+    def run(name: str) -> Path:
+        train(
+            settings(
+                f"tests.support.strategies.{name}", **({"evaluation.every": 2} if name == "memory" else {})
+            ),
+            folder / name,
+        )
+        return folder / name
+
+    return run
 
 
 @pytest.mark.nightly
-def test_a_curriculum_learns_which_sizes_teach(runs):
-    saved = json.loads((runs["curriculum"] / "checkpoints/step_00000004/state.json").read_text())["state"]
+def test_a_curriculum_learns_which_sizes_teach(run_of):
+    saved = json.loads((run_of("curriculum") / "checkpoints/step_00000004/state.json").read_text())["state"]
     values = saved["strategy"]["state"]["values"]
     assert values and any(v > 0 for v in values.values())
     # Three tasks of one evolution, twice each: after the last step there is no evolution.
     assert saved["ledger"]["rollouts/probe"] == 3 * 2
-    born = [t["lineage"]["kind"] for t in rows(runs["curriculum"], "tasks.jsonl")]
+    born = [t["lineage"]["kind"] for t in rows(run_of("curriculum"), "tasks.jsonl")]
     assert born == ["initial"] * 8 + ["random"] * 3
 
 
-def test_replayed_successes_are_learned_from(runs):
-    metrics = rows(runs["replay"], "metrics.jsonl")
+def test_replayed_successes_are_learned_from(run_of):
+    metrics = rows(run_of("replay"), "metrics.jsonl")
     kept = [m["signals"]["replayed"] for m in metrics]
     assert kept[-1] > 0
     for before, m in zip([0, *kept], metrics, strict=False):
@@ -151,10 +160,10 @@ def test_replayed_successes_are_learned_from(runs):
         )  # nats that the learner saw, from the step after the first success
 
 
-def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
+def test_hints_reach_the_prompt_masked_and_are_recorded(run_of):
     shown = [
         t
-        for path in sorted((runs["memory"] / "trajectories").iterdir())
+        for path in sorted((run_of("memory") / "trajectories").iterdir())
         for t in map(json.loads, path.open())
     ]
     hinted = [t for t in shown if t["hints"]]
@@ -167,12 +176,12 @@ def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
         assert text[:30] in head and t["queries"][0] in head
         for at, text in t["hints"][1:]:
             assert text == "Try again." and t["steps"][at - 1]["error"] and text in rest
-    assert sum(m["signals"]["hinted"] for m in rows(runs["memory"], "metrics.jsonl")) > 0
+    assert sum(m["signals"]["hinted"] for m in rows(run_of("memory"), "metrics.jsonl")) > 0
 
 
-def test_evaluation_gives_the_same_tasks_with_help_once_there_is_a_memory(runs):
+def test_evaluation_gives_the_same_tasks_with_help_once_there_is_a_memory(run_of):
     """A run that is killed before the last evaluations makes them again, to the same bits."""
-    workdir = runs["memory"]
+    workdir = run_of("memory")
     evaluated = rows(workdir, "evaluations.jsonl")
     assert [(r["step"], r["set"]) for r in evaluated] == [
         (0, "iid"), *((step, name) for step in (2, 4) for name in ("iid", "iid+help"))

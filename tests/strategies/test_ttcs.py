@@ -8,6 +8,7 @@ import pytest
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.analysis.summary import held_out_lines
 from coevolve_jax.comparison.consistency import check_run
 from coevolve_jax.loop import initial
 from coevolve_jax.loop.collect import describe, without_answers
@@ -154,8 +155,9 @@ def test_only_a_strategy_that_needs_queries_has_them_in_d_t_and_may_come_near_th
         for _ in range(2):  # once more, as after a kill
             initial.add_queries(config, tasks, held_out)
         assert [t.id for t in tasks] == ids and not any(t.calls for t in tasks)
-        guard = initial.leak_guard(config, held_out)
+        guard = initial.leak_guard(config, initial.kept_apart(config, held_out))
         assert (guard.check(near) is None) == bool(ids)
+        assert initial.leak_guard(config, held_out).check(near) is not None  # as for D_0 and demonstrations
         assert guard.check(dataclasses.replace(other, id="signal-3-1")) is not None
 
 
@@ -211,4 +213,7 @@ def test_a_run_on_queries_keeps_their_answers_out_of_d_t_and_reports_their_succe
     rows = [r for r in lines("evaluations.jsonl") if r["set"] == "queries"]
     assert summary["queries"] == {"before": rows[0], "after": rows[-1]}
     assert set(rows[0]["by_task"]) == answers.keys()
+    gain = 100 * (rows[-1]["success"] - rows[0]["success"])
+    told = {name: value for name, value, _ in held_out_lines(summary)}
+    assert told["queries, gain"].split()[0] == f"{gain:+.1f}"
     check_run(workdir)
