@@ -280,7 +280,7 @@ def _sglang(
             if c.servers > 1 and launched[0].device != "cpu":
                 raise ValueError(
                     f"config.engine.servers is {c.servers}: on an accelerator it must be 1, since all "
-                    "would take the same devices; start servers with experiments/serve.py and name "
+                    f"would take the same devices; start servers with {shipped.command('serve')} and name "
                     "them in config.engine.url."
                 )
         try:

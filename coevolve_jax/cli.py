@@ -15,33 +15,10 @@ import io
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import coevolve_jax
-from coevolve_jax.shipped import PACKAGE, ROOT
+from coevolve_jax.shipped import PROGRAMS
 
-# Command -> the program that it starts.
-PROGRAMS: dict[str, Path] = {
-    "demo": ROOT / "experiments" / "demo.py",
-    "train": ROOT / "experiments" / "main.py",
-    "compare": ROOT / "experiments" / "compare.py",
-    "evaluate": ROOT / "experiments" / "evaluate.py",
-    "synthesize": ROOT / "experiments" / "synthesize.py",
-    "sft": ROOT / "experiments" / "sft.py",
-    "plan": ROOT / "experiments" / "plan.py",
-    "report": PACKAGE / "analysis" / "report.py",
-    "serve": ROOT / "experiments" / "serve.py",
-    "harness": ROOT / "experiments" / "evolve_harness.py",
-    "check-tools": ROOT / "experiments" / "check_tools.py",
-    "export": ROOT / "experiments" / "export.py",
-    "show-prompt": ROOT / "experiments" / "show_prompt.py",
-    "ask": ROOT / "experiments" / "ask.py",
-    "import-gguf": ROOT / "experiments" / "import_gguf.py",
-    "sweep": ROOT / "experiments" / "sweep.py",
-    "leaderboard": ROOT / "experiments" / "leaderboard.py",
-    "smoke-device": ROOT / "experiments" / "smoke_device.py",
-    "setup": ROOT / "experiments" / "set_up.py",
-}
 HELP = {"--help", "-help", "-h", "--helpshort", "--helpfull", "-?"}
 
 

@@ -13,6 +13,28 @@ PACKAGE = Path(__file__).resolve().parent
 COPIES = PACKAGE / "checkout"
 IN_WHEEL = COPIES.is_dir()
 ROOT = COPIES if IN_WHEEL else PACKAGE.parent
+# Command of coevolve (cli.py) -> the program that it starts.
+PROGRAMS: dict[str, Path] = {
+    "demo": ROOT / "experiments" / "demo.py",
+    "train": ROOT / "experiments" / "main.py",
+    "compare": ROOT / "experiments" / "compare.py",
+    "evaluate": ROOT / "experiments" / "evaluate.py",
+    "synthesize": ROOT / "experiments" / "synthesize.py",
+    "sft": ROOT / "experiments" / "sft.py",
+    "plan": ROOT / "experiments" / "plan.py",
+    "report": PACKAGE / "analysis" / "report.py",
+    "serve": ROOT / "experiments" / "serve.py",
+    "harness": ROOT / "experiments" / "evolve_harness.py",
+    "check-tools": ROOT / "experiments" / "check_tools.py",
+    "export": ROOT / "experiments" / "export.py",
+    "show-prompt": ROOT / "experiments" / "show_prompt.py",
+    "ask": ROOT / "experiments" / "ask.py",
+    "import-gguf": ROOT / "experiments" / "import_gguf.py",
+    "sweep": ROOT / "experiments" / "sweep.py",
+    "leaderboard": ROOT / "experiments" / "leaderboard.py",
+    "smoke-device": ROOT / "experiments" / "smoke_device.py",
+    "setup": ROOT / "experiments" / "set_up.py",
+}
 
 
 def folder(path: str | os.PathLike) -> Path:
@@ -31,3 +53,9 @@ def config_file(name: str | os.PathLike) -> Path:
         if there.is_file() and not here.is_file():
             return there
     return here
+
+
+def command(name: str) -> str:
+    """Returns how a user starts a program here: by its command from a wheel, by its file in a checkout."""
+    program = PROGRAMS[name]
+    return f"coevolve {name}" if IN_WHEEL else f"python {program.relative_to(ROOT)}"

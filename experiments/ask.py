@@ -17,6 +17,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import numpy as np
 from absl import app, flags, logging
 
+from coevolve_jax import shipped
+
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.", required=True)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one answer.", lower_bound=1)
@@ -25,7 +27,8 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=0)
 
 def main(argv) -> None:
     if len(argv) < 2:
-        sys.exit('Error: name at least one question: ask.py --model=FOLDER "QUESTION"; see --help.')
+        start = shipped.command("ask")
+        sys.exit(f'Error: name at least one question: {start} --model=FOLDER "QUESTION"; see --help.')
     logging.set_verbosity(logging.WARNING)
     from coevolve_jax.rollout.engine import EngineError
 

@@ -81,7 +81,7 @@ def check(source: str | None) -> int:
     when = time.strftime("%Y-%m-%d")
     told = f"Seed {c.seed}, {gathered.steps:,} calls, {gathered.seconds:.0f} s, {when}. "
     asked = source or f"--config={config_flags.get_config_filename(flags.FLAGS['config'])}"
-    page.write(out, name, gathered, found, told + f"python experiments/check_tools.py {asked}")
+    page.write(out, name, gathered, found, told + f"{shipped.command('check-tools')} {asked}")
     print(f"The page: {out}")
     return int(any(finding.stops for finding in found))
 

@@ -108,6 +108,7 @@ def run() -> list:
     from tqdm import tqdm
 
     from coevolve_jax import config as configs
+    from coevolve_jax import shipped
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import bundle, cells, plan, results
     from coevolve_jax.comparison.table import table
@@ -142,7 +143,7 @@ def run() -> list:
         "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
         "date": f"{datetime.date.today()}",
         "commit": cells.commit(),
-        "command": shlex.join(["python", "experiments/compare.py", *sys.argv[1:]]),
+        "command": f"{shipped.command('compare')} {shlex.join(sys.argv[1:])}",
     }
     theirs, whole = plan.written(folder, made) or bundle.plan_of(bundles, made), True
     made |= plan.fixed(theirs, made, bool(_PLANNED.value), {c.column for c in joined})

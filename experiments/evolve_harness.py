@@ -73,6 +73,7 @@ def main(argv) -> None:
 
 def run() -> int:
     from coevolve_jax import config as configs
+    from coevolve_jax import shipped
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
     from coevolve_jax.harness import campaign, final, launch, loop, start, summary
@@ -92,7 +93,7 @@ def run() -> int:
     config = start.settled(configs.override(config, changes))
     folder = Path(_WORKDIR.value)
     told = {
-        "command": shlex.join(["python", "experiments/evolve_harness.py", *sys.argv[1:]]),
+        "command": f"{shipped.command('harness')} {shlex.join(sys.argv[1:])}",
         "machine": cells.machine(),
         "commit": cells.commit(),
         "date": f"{datetime.date.today()}",

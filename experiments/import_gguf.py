@@ -17,6 +17,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing here needs an accelerat
 from absl import app, flags
 from tqdm import tqdm
 
+from coevolve_jax import shipped
+
 _DTYPE = flags.DEFINE_enum(
     "dtype",
     "float32",
@@ -28,7 +30,8 @@ _DTYPE = flags.DEFINE_enum(
 
 def main(argv) -> None:
     if len(argv) != 3:
-        sys.exit("Error: name a GGUF file and a new folder: import_gguf.py FILE.gguf FOLDER; see --help.")
+        start = shipped.command("import-gguf")
+        sys.exit(f"Error: name a GGUF file and a new folder: {start} FILE.gguf FOLDER; see --help.")
     try:
         run(*argv[1:])
     except (ValueError, OSError) as error:

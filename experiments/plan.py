@@ -4,7 +4,7 @@
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --pack_length=16384,32768
     python experiments/plan.py --config=configs/bfcl_qwen2_5_7b.py --topology=v5e-16 --config.mesh.tensor=4
 
-After `make aot`, --compile compiles the program with XLA's compiler for the machine:
+--compile compiles the program with XLA's compiler for the machine, or says how to install that:
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600
     --compile python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 \\
@@ -34,7 +34,7 @@ _TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "The mach
 _LENGTH = flags.DEFINE_list("pack_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
 _ROWS = flags.DEFINE_integer("rows", 1, "Rows of a micro-batch on each device.", lower_bound=1)
 _COMPILE = flags.DEFINE_bool(
-    "compile", False, "Compile the program for one machine, with the compilers of `make aot`."
+    "compile", False, "Compile the program for one machine; without its compiler this says how to install it."
 )
 _PROGRAM = flags.DEFINE_enum(
     "program",

@@ -5,13 +5,15 @@
 
 Arguments after -- go to sglang.launch_server unchanged.
 
-With a GPU, `pip install sglang` here, or name another interpreter by --python. Without a GPU, `make
-sglang-cpu` builds the environment and runs the first of these commands.
+With a GPU, `pip install sglang` here, or name another interpreter by --python. Without a GPU, in a checkout
+`make sglang-cpu` builds the environment and runs the first of these commands.
 """
 
 import sys
 
 from absl import app, flags
+
+from coevolve_jax import shipped
 
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Hugging Face model folder.")
 _PYTHON = flags.DEFINE_string(
@@ -65,7 +67,7 @@ def main(argv) -> None:
         server.wait_until_ready()
         print(
             f"{server.url} serves {_MODEL.value}. Ctrl-C stops it. Train on it from another shell:\n"
-            "    python experiments/main.py --config=configs/bfcl_tiny.py:engine=sglang --workdir=DIR "
+            f"    {shipped.command('train')} --config=configs/bfcl_tiny.py:engine=sglang --workdir=DIR "
             f"--config.engine.url={server.url}",
             flush=True,
         )

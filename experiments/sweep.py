@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 
 from absl import app, flags
 
+from coevolve_jax import shipped
+
 _ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where to run the commands.")
 _OF = flags.DEFINE_enum("of", "comparison", ("comparison", "campaigns"), "What is run.")
 _MACHINES = flags.DEFINE_integer(
@@ -80,17 +82,19 @@ def comparison(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
     """Returns index -> the command of a machine, in a shell's words, and what comes after them all."""
     from coevolve_jax.comparison import plan
 
-    given, _ = parsed(own, "compare.py", "config", "arms", "workdir", optional=("seeds", "shard"))
+    program = shipped.command("compare")
+    given, _ = parsed(own, program, "config", "arms", "workdir", optional=("seeds", "shard"))
     if "shard" in given:
         raise ValueError(
-            f"--shard={given['shard']} is what sweep.py gives each machine: leave it out after --."
+            f"--shard={given['shard']} is what {shipped.command('sweep')} gives each machine: "
+            "leave it out after --."
         )
     seeds = plan.parse_seeds(given.get("seeds", "0:3"))
     if count > len(seeds):
         raise ValueError(
             f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
         )
-    whole = shlex.join([*program("compare", "compare.py"), *own])
+    whole = f"{program} {shlex.join(own)}"
     return (
         lambda index: f"{whole} --shard={index}/{count}",
         f"# when all have ended:\n{whole} --only_read",
@@ -99,32 +103,24 @@ def comparison(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
 
 def campaigns(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
     """Returns the same for campaigns."""
-    given, rest = parsed(
-        own, "evolve_harness.py", "config", "workdir", optional=("store", "config.harness.seed")
-    )
+    program = shipped.command("harness")
+    given, rest = parsed(own, program, "config", "workdir", optional=("store", "config.harness.seed"))
     if seed := given.get("config.harness.seed"):
         raise ValueError(
-            f"--config.harness.seed={seed} is what sweep.py gives each machine: leave it out after --."
+            f"--config.harness.seed={seed} is what {shipped.command('sweep')} gives each machine: "
+            "leave it out after --."
         )
     workdir = given["workdir"].rstrip("/")
-    whole = [*program("harness", "evolve_harness.py"), f"--config={given['config']}", *rest]
-    whole += [f"--store={given.get('store', workdir + '/store')}"]
+    whole = [f"--config={given['config']}", *rest, f"--store={given.get('store', workdir + '/store')}"]
     into = shlex.quote(f"--workdir={workdir}/campaign_")
     return (
-        lambda index: f"{shlex.join(whole)} {into}{index} --config.harness.seed={index}",
+        lambda index: f"{program} {shlex.join(whole)} {into}{index} --config.harness.seed={index}",
         f"# each campaign has a page of its own: {shlex.quote(workdir)}/campaign_*/report.html",
     )
 
 
-def program(command: str, file: str) -> tuple[str, str]:
-    """Returns how a program is started: by its file in a checkout, by its command in an installed wheel."""
-    from coevolve_jax import shipped
-
-    return ("coevolve", command) if shipped.IN_WHEEL else ("python", f"experiments/{file}")
-
-
 def parsed(
-    own: list[str], name: str, *needed: str, optional: Sequence[str]
+    own: list[str], program: str, *needed: str, optional: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Returns the values of some flags of a program, and its other words."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
@@ -133,7 +129,7 @@ def parsed(
     found, rest = parser.parse_known_args(own)
     given = {key: value for key, value in vars(found).items() if value is not None}
     if missing := [flag for flag in needed if flag not in given]:
-        raise ValueError(f"After -- the flags of experiments/{name} lack --{', --'.join(missing)}.")
+        raise ValueError(f"After -- the flags of {program} lack --{', --'.join(missing)}.")
     return given, rest
 
 

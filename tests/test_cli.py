@@ -1,6 +1,7 @@
 """The command coevolve: its table, its help, names of configs, and set-up where something is missing."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,18 @@ def test_every_program_has_a_command():
     there = {p for p in (ROOT / "experiments").glob("*.py") if p.stem not in INNER}
     assert there == {path for path in cli.PROGRAMS.values() if path.parent == ROOT / "experiments"}
     assert all(path.is_file() for path in cli.PROGRAMS.values())
+
+
+@pytest.mark.parametrize("in_wheel", [False, True])
+def test_every_command_that_a_message_names_is_there(in_wheel, monkeypatch):
+    monkeypatch.setattr(shipped, "IN_WHEEL", in_wheel)
+    for name, path in cli.PROGRAMS.items():
+        start, _, word = shipped.command(name).partition(" ")
+        assert (start, word) == ("coevolve", name) if in_wheel else (start, ROOT / word) == ("python", path)
+    sources = [path for folder in ("coevolve_jax", "experiments") for path in (ROOT / folder).rglob("*.py")]
+    found = [re.findall(r"shipped\.command\((.*?)\)", path.read_text()) for path in sources]
+    named = {name.strip("\"'") for names in found for name in names}
+    assert {"check-tools", "serve", "train"} <= named <= cli.PROGRAMS.keys()
 
 
 def test_one_help_names_every_command_with_a_sentence():

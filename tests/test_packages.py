@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "envs.worker_pool": ("types", "envs.base", "envs.calls", "envs.worker_process", "envs.ray_workers"),
     "envs.ray_workers": ("envs.worker_process",),
     "envs": ("envs.family",),
-    "envs.*": ("types", "envs.base", "envs.calls", "envs.turns", "envs.lockdown"),
+    "envs.*": ("types", "shipped", "envs.base", "envs.calls", "envs.turns", "envs.lockdown"),
     "envs.folder_tools": ("types", "envs.base", "envs.mcp"),
     "rollout": ("types", "shipped", "models", "envs.base", "event_loop"),
     "rollout.native": ("rollout", "models", "distributed.sharding"),

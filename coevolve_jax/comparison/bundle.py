@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import shipped
 from coevolve_jax.comparison import results
 from coevolve_jax.comparison.arms import ARMS
 from coevolve_jax.comparison.cells import begun
@@ -328,8 +329,8 @@ def _check_cell(
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         told = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{where}: its numbers do not add up ({told}): ask for the bundle that compare.py --bundle "
-            "wrote, or leave it out of --join."
+            f"{where}: its numbers do not add up ({told}): ask for the bundle that "
+            f"{shipped.command('compare')} --bundle wrote, or leave it out of --join."
         ) from None
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coevolve_jax import config as configs
-from coevolve_jax import names
+from coevolve_jax import names, shipped
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import bundle, many_to_one, plan, results
 from coevolve_jax.comparison.arms import arm
@@ -128,7 +128,8 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict]]:
     ]
     if found is None or None in tables:
         raise ValueError(
-            f"{path} holds neither a comparison's tables nor a bundle: run compare.py there first."
+            f"{path} holds neither a comparison's tables nor a bundle: "
+            f"run {shipped.command('compare')} there first."
         )
     rows, costs = (results.read_csv(table) for table in tables if table)
     return found, rows, [{key: results.number(key, value) for key, value in r.items()} for r in costs]

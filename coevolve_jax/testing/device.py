@@ -236,7 +236,7 @@ def grpo(
     }
     made = configs.override(configs.load_file(config), {**values, **small})
     if not shipped.folder(made.model).is_dir():
-        raise LeftOut(f"{made.model} is not here: make smollm2 brings it.")
+        raise LeftOut(f"{made.model} is not here: in a checkout make smollm2 brings it.")
     with open(workdir.with_suffix(".log"), "w") as log:
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             train(made, workdir)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.toolcheck import servers
 from coevolve_jax.toolcheck.facts import Facts
 from coevolve_jax.toolcheck.lines import Lines
-from coevolve_jax.toolcheck.remedies import OWN, SERVER, Remedies
+from coevolve_jax.toolcheck.remedies import OWN, SERVERS, Remedies
 from coevolve_jax.types import Call
 
 FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
     """Returns the findings, those that stop training first."""
-    remedies = SERVER if servers.used(config) else OWN
+    remedies = SERVERS.get(config.environment.name, OWN)
     found = [
         *_repeats(facts, lines, remedies),
         *_deaths(facts, lines, remedies),

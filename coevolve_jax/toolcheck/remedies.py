@@ -50,3 +50,10 @@ SERVER = Remedies(
     alike="Give the template folders train, development and test, to measure what carries over.",
     long="Leave tools out by config.environment.tools, or raise config.rollout.max_length.",
 )
+# Their values come from the tables, and their server is ours.
+FOLDERS = dataclasses.replace(
+    SERVER,
+    values=f"Let the tables hold values that work under the name {{argument}}, or {LEFT_OUT}.",
+    no_state="Where a tool does change something, let it write that to the tables, below MCP_DB_DIR.",
+)
+SERVERS = {"mcp": SERVER, "folder_tools": FOLDERS}  # by config.environment.name

@@ -234,7 +234,7 @@ def first_task(counts):
 
 CELL = rf"{NAME}, seed 0: "
 UP = f"{CELL}its numbers do not add up .*"
-AGAIN = ".*ask for the bundle that compare.py --bundle wrote, or leave it out"
+AGAIN = ".*ask for the bundle that python experiments/compare.py --bundle wrote, or leave it out"
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_folders_of_one_plan_are_read_together_and_the_first_stands(tmp_path):
         leaderboard.load("bfcl", [a, b])
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        ValueError, match="empty holds neither a comparison's tables nor a bundle: run compare"
+        ValueError, match="empty holds neither a comparison's tables nor a bundle: run python .*compare"
     ):
         leaderboard.load("bfcl", [tmp_path / "empty"])
     without = folder(tmp_path / "c", lacking={("random", s) for s in SEEDS})

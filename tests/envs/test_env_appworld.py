@@ -156,7 +156,7 @@ def test_data_that_is_not_there_is_missed_in_one_sentence(family, tmp_path, monk
     with pytest.raises(ValueError, match="no split 'dev2': use one of train, dev, test_normal"):
         family.scenarios("dev2", SETTINGS)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(ValueError, match=r"own_train.txt is missing\): run .* experiments/appworld_tasks.py"):
+    with pytest.raises(ValueError, match=r"own_train.txt is missing\): run .*/experiments/appworld_tasks.py"):
         data.ids("own_train")
 
 

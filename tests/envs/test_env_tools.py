@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import inspect
 import json
+import os
 import sys
 import textwrap
 from typing import Any, Literal, Optional, Union
@@ -356,6 +357,18 @@ def test_splits_share_no_world_and_a_single_world_is_in_all(written):
     assert seven == {"train": [0, 3, 4, 5], "development": [1, 6], "test": [2]}
     single = written("def reset(self):\n    self.n = 0\n")
     assert [len(scenarios(single, split)) for split in parts] == [1, 1, 1]
+
+
+def test_worlds_are_begun_once_until_the_file_changes(written, tmp_path):
+    log = tmp_path / "log"
+    source = written(
+        f"def reset(self, seed=0):\n    open({str(log)!r}, 'a').write('.')\n    super().reset(seed)\n"
+    )
+    family, settings = envs.family.module("tools"), {"source": source}
+    first = [family.scenarios(split, settings) for split in ("train", "development", "train")]
+    assert len(log.read_text()) == 2 * 120 and first[0] == first[2] != first[1]
+    os.utime(tmp_path / "own_tools.py", (0, 0))
+    assert family.scenarios("train", settings) == first[0] and len(log.read_text()) == 4 * 120
 
 
 def test_named_scenarios_are_the_splits_and_none_begins_as_one_of_the_other(written):

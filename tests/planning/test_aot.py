@@ -377,7 +377,7 @@ def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
 
 
 def test_what_cannot_be_compiled_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"compilers are not in {tmp_path}: run make aot"):
+    with pytest.raises(ValueError, match=f"are not in {tmp_path}: run .* -m pip install .*/aot.txt"):
         devices.describe(TOPOLOGIES["v6e-8"], tmp_path)
     with pytest.raises(ValueError, match="Nothing is compiled for this topology"):
         devices.describe(TOPOLOGIES["gpu-1x24"], tmp_path)

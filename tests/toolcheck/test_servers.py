@@ -8,6 +8,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.toolcheck import facts
 from coevolve_jax.toolcheck.findings import findings
 from coevolve_jax.toolcheck.lines import Lines
+from tests.envs.test_env_folder_tools import FIND, FLIGHTS, NEEDS_CC, PRICE, environment
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def check(tmp_path):
     config = configs.load_file(ROOT / "configs" / "mcp_smollm2.py")
 
     def check(fault="", **changed):
-        changed |= {"command": f"{SERVER} {fault}", "template": str(tmp_path / "shop"), "workers": 1}
+        changed = {"command": f"{SERVER} {fault}", "template": str(tmp_path / "shop"), "workers": 1} | changed
         c = configs.override(config, {f"environment.{name}": value for name, value in changed.items()})
         found = facts.gather(c, ["train", "test"], worlds=2)
         return found, [f"{'STOP ' * each.stops}{each}" for each in findings(c, found, Lines(""))]
@@ -82,3 +83,13 @@ def test_remedies_are_those_of_a_server(check):
     _, told = check(tools=("count", "inventory"))
     (elsewhere,) = of(told, "No call changes the state")
     assert elsewhere.endswith("let it keep it below {world}.")
+
+
+@NEEDS_CC
+def test_remedies_for_folders_of_tables_name_the_tables(check, tmp_path):
+    environment(tmp_path / "mix", "0001000", [FIND, PRICE], flights=FLIGHTS, products=[])
+    _, told = check(name="folder_tools", template=str(tmp_path / "mix"))
+    (never,) = of(told, "set_price never succeeded")
+    assert "Let the tables hold values that work under the name product_id, or" in never
+    (elsewhere,) = of(told, "No call changes the state")
+    assert elsewhere.endswith("let it write that to the tables, below MCP_DB_DIR.")

@@ -13,6 +13,8 @@ import os
 import sys
 from pathlib import Path
 
+from coevolve_jax import shipped
+
 OWN_PREFIX = "own"  # starts the ids and splits of tasks that are not the benchmark's
 SPLITS = ("train", "dev", "test_normal", "test_challenge", "own_train", "own_development")
 
@@ -36,11 +38,11 @@ def ids(split: str) -> list[str]:
         if split.startswith(OWN_PREFIX):
             raise ValueError(
                 f"The tasks of {split} are not there ({listed} is missing): run {sys.executable} -P "
-                "experiments/appworld_tasks.py, which makes them."
+                f"{shipped.ROOT / 'experiments' / 'appworld_tasks.py'}, which makes them."
             )
         raise ValueError(
-            f"AppWorld's data is not there ({listed} is missing): make appworld downloads it where there is "
-            "internet; or set APPWORLD_ROOT to the folder that holds data/. "
+            f"AppWorld's data is not there ({listed} is missing): in a checkout make appworld downloads it "
+            "where there is internet; or set APPWORLD_ROOT to the folder that holds data/. "
             "The splits own_train and own_development need none."
         )
     return listed.read_text().split()

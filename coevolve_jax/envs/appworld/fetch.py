@@ -32,7 +32,7 @@ def fetch() -> str:
         if not (Path(made) / "data" / "datasets" / "train.txt").exists():
             return (
                 f"AppWorld's data could not be downloaded ({why}), so the splits train, dev, test_normal and "
-                "test_challenge are missing: run make appworld where there is internet, or put data/ into "
+                "test_challenge are missing: run this again where there is internet, or put data/ into "
                 f"{folder}. The tasks of our own (own_train, own_development) need nothing."
             )
         os.rename(Path(made) / "data", folder / "data")

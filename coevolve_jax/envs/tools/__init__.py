@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ SPLITS = ("train", "development", "test", "train", "train")
 SEEDS = 120
 SHOWN = 20_000  # characters of an initial state that explorers see; a longer one they see by its answers
 SECONDS = 60.0  # that loading the source, or one reset, may take
+
+_BEGUN: dict[tuple, list[Task]] = {}  # what `_begun` found, by what determines it
 
 make = World
 
@@ -134,7 +137,14 @@ def _check_scenarios(tools: Tools, named: Any) -> None:
 
 
 def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
-    """Returns a scenario for each reset that begins like none before it. name: begins its id."""
+    """Returns a scenario for each reset that begins like none before it. name: begins its id.
+
+    A run asks for each split several times: worlds are begun once, and anew when the source's file changes.
+    """
+    file = str(tools.module.__file__)
+    key = (tools.source, file, os.stat(file).st_mtime, name, repr(resets))
+    if key in _BEGUN:
+        return _BEGUN[key]
     found: dict[str, Task] = {}
     for number, reset in enumerate(resets):
         given = ", ".join(f"{key}={value!r}"[:60] for key, value in reset.items())
@@ -151,7 +161,7 @@ def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
         begins = digest(states[0])
         if begins not in found:
             found[begins] = _scenario(tools, f"{name}_{number}", reset, begins, *states[0])
-    return list(found.values())
+    return _BEGUN.setdefault(key, list(found.values()))
 
 
 def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text: str) -> Task:

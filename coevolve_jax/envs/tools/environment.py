@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from coevolve_jax import shipped
 from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.envs.tools import source as sources
@@ -118,7 +119,7 @@ class World:
             raise ValueError(
                 f"{task.id!r}: {scenario['source']} begins in another state than when this scenario was "
                 "made. Its reset depends on more than its arguments (a clock, unseeded random numbers), or "
-                "the file was changed: python experiments/check_tools.py tells which."
+                f"the file was changed: {shipped.command('check-tools')} tells which."
             )
         self._reference: Instance | None = None
         self._told: set[str] = set()

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from coevolve_jax import shipped
 from coevolve_jax.planning.topologies import Topology
 
 FOLDER = Path(__file__).parents[3] / ".aot"
@@ -37,7 +38,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def installed(folder: Path = FOLDER) -> bool:
-    """True once `make aot` has been run."""
+    """True once they are installed."""
     return (folder / "libtpu").is_dir() and (folder / "jax_plugins").is_dir()
 
 
@@ -57,7 +58,10 @@ def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
             "out."
         )
     if not installed(folder):
-        raise ValueError(f"The compilers are not in {folder}: run make aot.")
+        raise ValueError(
+            f"The compilers are not in {folder}: run {sys.executable} -m pip install --no-deps "
+            f"--target {folder} -r {shipped.ROOT / 'requirements' / 'aot.txt'}."
+        )
     if str(folder) not in sys.path:  # at the end, so that JAX's own environment wins
         sys.path.append(str(folder))
     if topology.platform == "tpu":

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from coevolve_jax import event_loop
+from coevolve_jax import event_loop, shipped
 from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_requests
 from coevolve_jax.rollout.routing import read_routing
@@ -266,7 +266,7 @@ class SGLangEngine:
                 served = await call(self._http, member.url, "GET", "/server_info")
             except EngineError as error:
                 raise EngineError(
-                    f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
+                    f"{error} Start it with {shipped.command('serve')}, or leave config.engine.url empty to "
                     "have one launched."
                 ) from None
             if version := served.get("version"):
@@ -287,7 +287,7 @@ class SGLangEngine:
             if self.constrains and tokens_only:
                 raise EngineError(
                     f"The server at {member.url} cannot constrain answers to a schema: start it with "
-                    "experiments/serve.py --words, or set config.explorer.json_schema to False."
+                    f"{shipped.command('serve')} --words, or set config.explorer.json_schema to False."
                 )
 
     async def _probe(self, member: Member) -> None:

@@ -30,7 +30,10 @@ from coevolve_jax.rollout.sglang import supervise
 
 HOST = "127.0.0.1"
 CPU_PYTHON = Path(coevolve_jax.__file__).resolve().parents[1] / ".sglang" / "bin" / "python"
-REMEDY = "run `make sglang-cpu`, or set config.engine.python to the python of an environment with sglang"
+REMEDY = (
+    "in a checkout run `make sglang-cpu`, or set config.engine.python to the python of an environment with "
+    "sglang"
+)
 POLL_SECONDS = 0.1
 STOP_SECONDS = 30.0
 TAIL_LINES = 8
