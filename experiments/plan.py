@@ -6,8 +6,9 @@
 
 --compile compiles the program with XLA's compiler for the machine, or says how to install that:
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600
-    --compile python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 \\
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --compile \\
+        --pack_length=25600
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 \\
         --pack_length=16384 --compile --program=decode
 
 It takes minutes, and prints the program's memory, FLOPs and collectives. Run one such process at a time.

@@ -12,7 +12,7 @@ from coevolve_jax import cli, config, shipped
 from tests.support.paths import ROOT
 
 # Programs without a command: set_up.py runs the first, campaigns the second; the last one measures campaigns.
-INNER = {"appworld_tasks", "compare_gradients", "harness_bench"}
+INNER = {"appworld_tasks", "calibrate_harness", "compare_gradients", "harness_bench"}
 
 
 def coevolve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -31,7 +31,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build
+from coevolve_jax import build, shipped
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.summary import warm_start_line
 from coevolve_jax.distributed import sharding
@@ -94,8 +94,8 @@ def _check(config: ConfigDict) -> None:
     if jax.process_count() > 1:
         raise ValueError(
             f"config.warm_start is for one process, and these are {jax.process_count()}: run "
-            "experiments/sft.py in one, name its policy in config.model, and set config.warm_start.steps "
-            "to 0."
+            f"{shipped.command('sft')} in one, name its policy in config.model, and set "
+            "config.warm_start.steps to 0."
         )
     build.family(config)
     if config.warm_start.source:

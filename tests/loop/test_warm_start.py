@@ -293,7 +293,7 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
     assert not (tmp_path / "warm").exists()
     with monkeypatch.context() as patch:
         patch.setattr(jax, "process_count", lambda: 2)
-        refused("is for one process, and these are 2: run experiments/sft.py")
+        refused("is for one process, and these are 2: run python experiments/sft.py in one")
     long = {"name": "echo", "arguments": {"content": "word " * 100}}
     for row in made:
         row["turns"][0]["calls"] = [long, *row["turns"][0]["calls"]]
