@@ -36,7 +36,6 @@ CHECKS = {  # check or forecast of a backtest -> meaning
     "cut": "successes that lower limits would have ended",
     "group_size": "expected rollouts in mixed groups, over the parent's",
     "draws": "groups with a spread in replayed draws, over the parent's",
-    "drift": "forecast divergence from the start, in nats",
     "finite": "whether the gradient is finite",
     "cos": "cosine of the parent's and the child's gradient",
     "kl_share": "share of the KL term in the gradient",

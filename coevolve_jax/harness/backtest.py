@@ -15,7 +15,6 @@ what is checked is what will run. A check refuses beyond its bound, and never fo
     cut           successes that lower limits would have ended                                 > 2%
     group_size    expected rollouts in mixed groups, over the parent's                         < 0.8
     draws         groups with spread in replayed draws, over the parent's                      < 0.8
-    drift         divergence at the parent's end * (ratio of learning rates)^2 * of epochs     a bound given
 
 A hypothesis that aims at fewer live groups moves their 0.8 to 0.3. Where the change is one of credit or loss
 and none of these refuses, gradient.py compares the gradients at the parent's end.
@@ -52,7 +51,6 @@ CREDIT = ("reward.", "learner.group_filter", "learner.filter_", "learner.skip_ze
 LIMITS = ("rollout.max_length", "rollout.max_new_tokens", "rollout.max_steps", "rollout.max_messages")
 SIZES = ("rollout.group_size", "rollout.tasks_per_step")
 DRAWS = ("data.sampling", "data.retire_after", "data.min_evolved_share", "learner.dynamic_sampling")
-DRIFT = ("learner.learning_rate", "learner.epochs")
 GRADIENT = ("learner.aggregate", "learner.constant_length", "learner.ratio", "learner.clip_", "learner.kl",
             "learner.tis_cap")  # fmt: skip
 
@@ -77,7 +75,6 @@ SAYS = {
     "cut": "{value:.1%} of the successes would have been ended by the lower limits, above {bound:.0%}.",
     "group_size": "{value:.2f} times as many rollouts would be in mixed groups, below {bound:g}.",
     "draws": "{value:.2f} times as many groups would have a spread, below {bound:g}.",
-    "drift": "The divergence from the start is forecast to be {value:.3g} nats, above {bound:.3g}.",
     "finite": "The gradient under it is not finite.",
     "kl_share": "The KL term has {value:.0%} of the gradient, above {bound:.0%}.",
     "margin": "The update does not raise successes over failures: its cosine with that is {value:.3f}.",
@@ -121,8 +118,6 @@ def backtest(
     *,
     version: str = "",
     aims_at_live: bool = False,
-    kl_end: float | None = None,
-    kl_most: float | None = None,
     gradient: Callable[[], Mapping[str, Check]] | None = None,
     unreliable: Collection[str] = (),
 ) -> Backtest:
@@ -132,7 +127,6 @@ def backtest(
       runs: the parent's groups, of each run step by step.
       version: the parent's name.
       aims_at_live: the hypothesis is about the groups that are learned from.
-      kl_end: divergence from the start at the parent's end, in nats. kl_most: the bound on the child's.
       gradient: gives the checks of harness/gradient.py. It takes a process with a compiler, so it is called
         only where they can refuse.
       unreliable: names of checks that no longer refuse, since their forecasts missed (`missed`).
@@ -170,10 +164,6 @@ def backtest(
         checks["draws"] = _least(more, 0.8)
         told |= {"live": told["live"] * more / all_drawn, "tokens": told["tokens"] * more}
         notes.append(f"A step draws {all_drawn:.2f} times as many groups.")
-    if touches(DRIFT) and kl_end is not None:
-        rates = _ratio(child.learner.learning_rate, parent.learner.learning_rate)
-        kl = kl_end * rates**2 * child.learner.epochs / parent.learner.epochs
-        checks["drift"] = Check(kl, kl_most, kl_most is None or kl <= kl_most)
     refusing = lambda: [n for n, c in checks.items() if not c.ok and n in SAYS and n not in unreliable]
     compared = gradient() if gradient and touches((*CREDIT, *GRADIENT)) and not refusing() else {}
     checks |= compared

@@ -96,7 +96,6 @@ class Parts:
             [evidence.groups(run) for run in runs.values()],
             version=proposal.parent,
             aims_at_live=aim.startswith(("dead", "active", "kept", "mixed")),
-            kl_end=self._versions.row(proposal.parent).get("kl_last"),
             gradient=gradient,
             unreliable=self._unreliable(version),
         ).to_json()
