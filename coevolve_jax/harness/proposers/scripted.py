@@ -1,4 +1,4 @@
-"""Follows skills; where none holds, moves the layer that has rested longest."""
+"""Follows skills. Where none holds: the parent's own move again, else the layer that has rested longest."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ class Scripted:
                     expects=skill.expects,
                     skill=skill.id,
                 )
+        own = parent.proposal  # it was promoted, so its direction may have more to give
+        if own and (
+            found := history.first_that_runs(parent.id, [m for m in new if m == (own.lever, own.move)])
+        ):
+            return Proposal(
+                parent.id,
+                *found,
+                because=f"No skill holds for {parent.id}, and this move led to it: it may go on.",
+                proposer="scripted",
+                expects=own.expects,
+            )
         order = sorted(new, key=lambda found: (self._rested(history, found[0]), rng.random()))
         found = history.first_that_runs(parent.id, order)
         if found is None:
