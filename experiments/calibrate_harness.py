@@ -5,8 +5,9 @@
     python experiments/calibrate_harness.py --faults=none --seeds=0 --salts=0:32 --workdir=runs/luck --jobs=2
 
 Each fault, seed and salt is an ordinary run of the start, without a campaign. The runs are in WORKDIR/store,
-where experiments/harness_bench.py finds them. WORKDIR/starts.csv has a row for each that has ended. What has
-a row is not run again, so the same command goes on, also elsewhere from this file alone.
+where experiments/harness_bench.py finds them if code, cores and --jobs are the same. WORKDIR/starts.csv has a
+row for each that has ended. What has a row is not run again, so the same command goes on, also elsewhere from
+this file alone.
 """
 
 import sys
@@ -61,7 +62,11 @@ def run() -> None:
         return configs.override(without_harness(settled(c)), {"rollout.salt": salt})
 
     path, failures, say = folder / "starts.csv", [], lambda text: print(text, flush=True)
-    rows = calibration.read_rows(path)
+    rows, settings = calibration.read_rows(path), " ".join([_CONFIG.value, *_SET.value])
+    if other := [row.settings for row in rows.values() if row.settings != settings]:
+        raise ValueError(
+            f"{path} has runs of {other[0]}, and these are of {settings}: name another --workdir."
+        )
     for fault in names:
         due = [(seed, salt) for salt in salts for seed in seeds if (fault, seed, salt) not in rows]
         pairs = [(config_of(fault, salt), seed) for seed, salt in due]
@@ -80,17 +85,20 @@ def run() -> None:
 
         with progress.said(say, told):
             why = store.begin(list(dict.fromkeys(seed for seed, _ in due))) or store.train_all(pairs)
+        failures += [f"  {fault}: {text}" for text in why.values()]
         for (seed, salt), pair in zip(due, pairs, strict=True):
             if finished(workdir := store.workdir(*pair)):
-                rows[fault, seed, salt] = calibration.read(fault, seed, salt, pair[0], workdir)
+                try:
+                    row = calibration.read(fault, seed, salt, settings, pair[0], workdir)
+                except ValueError as error:
+                    failures.append(f"  {fault}: {error}")
+                else:
+                    rows[fault, seed, salt] = row
         calibration.write_rows(path, rows.values())
-        failures += [f"  {fault}: {text}" for text in why.values()]
         say(told())
     say(calibration.table(list(rows.values())))
     if failures:
-        raise ValueError(
-            "\n".join([f"{len(failures)} runs failed; the same command tries them again:", *failures])
-        )
+        raise ValueError("\n".join(["Some runs failed; the same command tries them again:", *failures]))
 
 
 if __name__ == "__main__":

@@ -177,6 +177,8 @@ def run() -> None:
         )
         checked = None if held_out else family.report(groups, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
+    if held_out and any(task.is_query for task in tasks):  # the run may have learned from these
+        counted["categories"] = {t.id: "queries" if t.is_query else "others" for t in tasks}
     parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
     by_task = counted.get("by_task", result.by_task)
     rows = scores(by_task, _ROLLOUTS.value, parts, alike)

@@ -88,11 +88,12 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
     origins = Counter(asked_for(task) for task in run.tasks)
     new = sum(n for kind, n in origins.items() if kind not in GIVEN)
     grown = ", ".join(f"{n} {kind}" for kind, n in origins.most_common() if kind not in GIVEN)
+    asked = f"{origins['query']} held-out queries without answers, " if origins["query"] else ""
     total = sum(seconds.values())
     share = summary.get("evolution_share", seconds.get("evolution", 0) / total if total else 0)
     growth = (
         f"{origins['initial']} → {len(run.tasks)} tasks",
-        f"{origins['initial']} initial tasks, {new} from evolution" + (f": {grown}" if grown else ""),
+        f"{origins['initial']} initial tasks, {asked}{new} from evolution" + (f": {grown}" if grown else ""),
     )
     cards = [
         ("Held-out success", *success),

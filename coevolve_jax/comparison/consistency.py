@@ -80,6 +80,9 @@ def _check_evaluations(
             row["success"] or 0.0, share or 0.0, rel_tol=1e-9
         ):
             raise ValueError(f"success {where} is {row['success']}, and its tasks give {share}")
+    kinds = {row["lineage"]["kind"] for row in held_out.values()}
+    there = [name for name, kind in SETS.items() if kind in kinds]
+    _fits("held-out sets of its evaluations", [name for name in SETS if name in sets], there)
     for name, own in sets.items():
         plain = name.removesuffix(HELP)
         ids = sorted(task for task, row in held_out.items() if row["lineage"]["kind"] == SETS[plain])
@@ -91,7 +94,7 @@ def _check_evaluations(
         for row in own:
             _fits(f"tasks of set {name} after step {row['step']}", sorted(row["by_task"]), ids)
     for when, place in (("before", 0), ("after", -1)):
-        for name in SETS.keys() & sets.keys():
+        for name in filter(sets.__contains__, SETS):
             row = summary["held_out" if name == "iid" else name][when]
             _fits(f"set {name} {when} training, in summary.json", row, sets[name][place])
     helped = {name: own[-1] for name, own in sets.items() if name.endswith(HELP)}

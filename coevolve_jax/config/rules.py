@@ -209,8 +209,12 @@ RULES = (
     ),
     Rule(
         "evaluation.queries",
-        lambda c: "queries" not in methods.needs(c) or c.evaluation.queries > 0,
-        "above 0: strategy {strategy.name} learns from held-out tasks without their answers",
+        lambda c: (
+            "queries" not in methods.needs(c)
+            or c.evaluation.queries >= c.rollout.tasks_per_step * (1 + c.learner.dynamic_sampling)
+        ),
+        "enough for a batch (config.rollout.tasks_per_step {rollout.tasks_per_step}, drawn up to 1 + "
+        "{learner.dynamic_sampling} times): strategy {strategy.name} learns from these without their answers",
     ),
     Rule(
         "data.max_tasks",

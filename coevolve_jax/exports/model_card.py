@@ -71,9 +71,9 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
                 },
             ),
             "",
-            f"The tasks are synthetic, of the split `{summary['held_out_split']}`, which is not trained on; "
-            f"{after['samples']} rollouts each at temperature {after['temperature']:g}. They say whether the "
-            "run learned what its training set teaches. They are no score of a benchmark.",
+            f"The tasks are synthetic, of the split `{summary['held_out_split']}`, whose answers are not "
+            f"trained on; {after['samples']} rollouts each at temperature {after['temperature']:g}. They say "
+            "whether the run learned what its training set teaches. They are no score of a benchmark.",
             *_section("Versions", summary["versions"]),
             "",
             "## Again",

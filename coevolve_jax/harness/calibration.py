@@ -33,17 +33,20 @@ class Run(NamedTuple):
     """A finished run of a start.
 
     Attributes:
-      solved, trials: of its last evaluation on the selection set.
+      settings: the config file, and the values that were set.
+      solved, trials: of its last evaluation on the selection set. lost: trials asked for that are invalid.
       sampling: the variance of its success that comes from the samples of each task, not from its policy.
-      machine, commit: where and by which code it was made.
+      machine, commit: where and by which code it was read.
       trend: of its training (diagnosis/trends.py).
     """
 
     fault: str
     seed: int
     salt: int
+    settings: str
     solved: int
     trials: int
+    lost: int
     sampling: float
     machine: str
     commit: str
@@ -55,7 +58,11 @@ class Run(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a fault costs. p: one-sided, that it costs nothing. kept: whether it is large and sure."""
+    """What a fault costs.
+
+    success: the mean, adjusted to the average of all seeds. p: one-sided, that it costs nothing. kept:
+    whether it is large and sure.
+    """
 
     fault: str
     runs: int
@@ -65,14 +72,15 @@ class Cost(NamedTuple):
     kept: bool
 
 
-def read(fault: str, seed: int, salt: int, config: ConfigDict, run: Path) -> Run:
+def read(fault: str, seed: int, salt: int, settings: str, config: ConfigDict, run: Path) -> Run:
     """Reads a finished run. Raises ValueError where none of its trials is valid."""
     counts = list(evidence.selection(run).by_task.values())
     solved, trials = (sum(c[i] for c in counts) for i in (0, 1))
     if not trials:
         raise ValueError(f"{run} has no valid trial in its last evaluation.")
-    row = evidence.row(config, [run])
-    return Run(fault, seed, salt, solved, trials, sampling(counts), cells.machine(), cells.commit(), row)
+    asked = len(counts) * (config.evaluation.last_rollouts or config.evaluation.num_rollouts)
+    told = solved, trials, asked - trials, sampling(counts), cells.machine(), cells.commit()
+    return Run(fault, seed, salt, settings, *told, evidence.row(config, [run]))
 
 
 def write_rows(path: Path, runs: Iterable[Run]) -> None:
@@ -95,8 +103,9 @@ def read_rows(path: Path) -> dict[tuple[str, int, int], Run]:
         for row in csv.DictReader(file):
             numbers = {name: float(row[name]) if row[name] else None for name in trends.MEANINGS}
             key = row["fault"], int(row["seed"]), int(row["salt"])
-            counts = int(row["solved"]), int(row["trials"]), float(row["sampling"])
-            found[key] = Run(*key, *counts, row["machine"], row["commit"], numbers)
+            counts = [int(row[name]) for name in ("solved", "trials", "lost")]
+            told = *counts, float(row["sampling"]), row["machine"], row["commit"]
+            found[key] = Run(*key, row["settings"], *told, numbers)
     return found
 
 
@@ -119,11 +128,15 @@ def noise(runs: Sequence[Run]) -> float:
 
 
 def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
-    """What each fault costs, the dearest first, and the standard deviation of a run about its seed's mean.
+    """Returns the standard deviation of a run about its seed's mean, and what each fault costs, most first.
 
     Least squares fits success = fault + seed, with one error for all runs (comparison/many_to_one.py). So the
-    difficulty of a seed's tasks is in no cost. Deviation and p are nan where too few seeds are shared.
+    difficulty of a seed's tasks is in no cost, and what a fault does to one seed alone is in the deviation.
+    Deviation and p are nan where too few seeds are shared. p is not corrected for the number of faults. A
+    seed without a healthy run is left out.
     """
+    shared = {r.seed for r in runs if r.fault == "none"}
+    runs = [r for r in runs if r.seed in shared]
     values: dict[str, dict[int, float]] = {}
     for r in runs:
         values.setdefault(r.fault, {})[r.seed] = r.success
@@ -134,8 +147,8 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
             lost = float(fit.means[healthy] - fit.means[i])
             shape = fit.shape[healthy, healthy] + fit.shape[i, i] - 2 * fit.shape[healthy, i]
             p = float(scipy.stats.t.sf(lost / (fit.sd * shape**0.5), fit.df)) if fit.sd > 0 else math.nan
-            success = float(np.mean(list(values[fault].values())))
-            found.append(Cost(fault, len(values[fault]), success, lost, p, lost >= LEAST and p < 0.05))
+            kept = lost >= LEAST and p < 0.05
+            found.append(Cost(fault, len(values[fault]), float(fit.means[i]), lost, p, kept))
     return fit.sd, sorted(found, key=lambda c: -c.cost)
 
 
@@ -158,6 +171,7 @@ def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float
 def table(runs: Sequence[Run]) -> str:
     """The noise and the costs over seeds, and the optimism over salts, as Markdown, in points."""
     plain = [r for r in runs if r.salt == 0]
+    lost, commits = sum(r.lost for r in runs), sorted({r.commit[:7] for r in runs})
     healthy = [r for r in plain if r.fault == "none"]
     found = [f"Healthy, {len(healthy)} seeds: {_noise(healthy)}"] if healthy else []
     if healthy and len(healthy) < len(plain):
@@ -182,6 +196,9 @@ def table(runs: Sequence[Run]) -> str:
                 [(*how, _points(a), _points(b)) for *how, a, b in selected_luck(salted)],
             ),
         ]
+    found.append(
+        f"Lost trials: {lost} of {lost + sum(r.trials for r in runs)}. Commits: {', '.join(commits)}."
+    )
     return "\n\n".join(found)
 
 

@@ -20,13 +20,18 @@ def settled(config: ConfigDict) -> ConfigDict:
 
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
-    Raises ValueError where the evaluation would read the test split.
+    Raises ValueError where the evaluation would read the test split, and for held-out queries.
     """
     c = config
     if c.environment.eval_split == "test":
         raise ValueError(
             "config.environment.eval_split is 'test': a campaign selects on another split, and --final reads "
             "the test once."
+        )
+    if c.evaluation.queries:
+        raise ValueError(
+            f"config.evaluation.queries is {c.evaluation.queries}: it must be 0 in a campaign, which would "
+            "count rollouts without answers as failures."
         )
     limits = [key for key in c.evaluation if key in c.rollout and key != "temperature"]
     default = {key: keys.REQUIRED[f"evaluation.{key}"].default for key in limits}

@@ -35,7 +35,7 @@ def bootstrap(
 ) -> RunState:
     """Makes the state of a run before its first step.
 
-    The held-out tasks are in scenarios of the evaluation split and never trained on:
+    The held-out tasks are in scenarios of the evaluation split. Their answers are never trained on:
 
         held_out   config.evaluation.tasks from unguided exploration, made as D_0 is
         balanced   config.evaluation.balanced_tasks, in which all tools come about equally often
@@ -83,10 +83,17 @@ def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
 def add_queries(config: ConfigDict, tasks: TaskPool, held_out: Sequence[Task]) -> None:
     """Adds the held-out queries to D_t, without their calls, for a strategy that needs them.
 
-    Those that D_t has stay as they are.
+    Those that D_t has stay as they are. Raises ValueError for one that D_t does not take.
     """
-    if "queries" in configs.needs(config):
-        tasks.add([task.without_calls() for task in held_out if task.is_query])
+    asked = [task.without_calls() for task in held_out if task.is_query]
+    if "queries" not in configs.needs(config):
+        return
+    for task, refusal in zip(asked, tasks.add(asked), strict=True):
+        if refusal and task.id not in tasks.records:
+            raise ValueError(
+                f"Query {task.id} is held out, and D_t does not take it ({refusal}): lower "
+                "config.evaluation.queries, or raise config.data.max_tasks."
+            )
 
 
 def kept_apart(config: ConfigDict, held_out: Sequence[Task]) -> list[Task]:
@@ -186,13 +193,13 @@ def tasks_from_file(
 
 
 def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
-    """Reads the tasks.jsonl that config.KEY names.
+    """Reads the tasks.jsonl that config.KEY names. Held-out queries in it are left out: they have no answers.
 
     Raises ValueError for no such file, a line that is no task, or a task of another environment.
     """
     if not os.path.isfile(path):
         raise ValueError(f"config.{key} is {path!r}, which is no file: name a run's tasks.jsonl.")
-    found = list(TaskPool.read(path))
+    found = [task for task in TaskPool.read(path) if not task.is_query]
     for task in found:
         if task.environment != config.environment.name:
             raise ValueError(

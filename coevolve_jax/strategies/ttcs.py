@@ -39,6 +39,9 @@ from coevolve_jax.types import GIVEN, Call, Group, Task, TrainingSample, Turn
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"endings", "probe", "queries"})
+IGNORES = dict.fromkeys(
+    ("data.sampling", "data.sampling_floor", "data.retire_after", "data.min_evolved_share"), ""
+)
 FIDELITY = "P: the synthesiser is a softmax over operators on a query, and its texts are not trained."
 DEFAULTS = {
     "variants": True,  # False: the queries alone (TTRL)
@@ -64,7 +67,8 @@ class TTCS(Static):
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         low, high = config.strategy.band
         must_be(config, "band", 0 <= low <= high <= 1, "two shares of 0 to 1, the lower one first")
-        least = {"query_weight": 0, "drafts": 1, "probe": 2, "power": 0, "learning_rate": 0, "kl_coef": 0}
+        must_be(config, "query_weight", config.strategy.query_weight > 0, "above 0")
+        least = {"drafts": 1, "probe": 2, "power": 0, "learning_rate": 0, "kl_coef": 0}
         check_least(config, least)
         super().__init__(config, state, rewards=agreement, weights=self.weights, min_evolved_share=0.0)
         own = state or {"knobs": {}, "done": {}}
@@ -81,8 +85,8 @@ class TTCS(Static):
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         for group in groups:
-            if group.task.is_query and (done := majority_calls(group)):
-                self._done[group.task.id] = done
+            if group.task.is_query and group.valid:
+                self._done[group.task.id] = majority_calls(group)
         found = super().observe(step, groups)
         own = {
             "queries": sum(g.task.is_query for g in groups),
@@ -99,7 +103,7 @@ class TTCS(Static):
         c, own = self._config, self._config.strategy
         if not (own.variants and evolves(c, step)):
             return None
-        known = [acted(task, self._done[task.id]) for task in lab.tasks if task.id in self._done]
+        known = [acted(task, done) for task in lab.tasks if (done := self._done.get(task.id))]
         if not known:
             return SynthesisStats()
         rng, wanted = rng_for(c.seed, "evolve", step), c.evolution.tasks
@@ -136,9 +140,9 @@ def agreement(group: Group) -> list[float]:
 
 
 def majority_calls(group: Group) -> list[list]:
-    """(turn, call, action pattern) of each good call of the first rollout that agrees with the majority.
+    """Returns (turn, call, action pattern) of each good call of the first rollout that is of the majority.
 
-    Empty where there is no majority, or where it called nothing.
+    Empty where there is none, or where it called nothing.
     """
     agreeing = [t for t, agrees in zip(group.valid, majority(group)[2], strict=True) if agrees]
     steps = [s for t in agreeing[:1] for s in t.steps if s.call and s.action and not s.error]
@@ -146,7 +150,7 @@ def majority_calls(group: Group) -> list[list]:
 
 
 def acted(query: Task, done: Sequence[Sequence]) -> Task:
-    """The query with the calls that its majority made, as if these were its reference."""
+    """Returns the query with the calls that its majority made, as if these were its reference."""
     own = [(turn, Call.from_json(call), action) for turn, call, action in done]
     turns = [Turn(t.query, tuple(call for n, call, _ in own if n == i)) for i, t in enumerate(query.turns)]
     patterns = tuple(action for _, call, action in own) if any(a != call.name for _, call, a in own) else ()

@@ -13,10 +13,12 @@ from coevolve_jax.harness import calibration
 from coevolve_jax.harness.calibration import Run
 from tests.support.paths import ROOT
 
+SETTINGS = "configs/bfcl_harness.py"
+
 
 def run(fault, seed, solved, salt=0, trials=400, sampling=1e-4):
     trend = dict.fromkeys(trends.MEANINGS) | {"kl_last": 0.5 + seed}
-    return Run(fault, seed, salt, solved, trials, sampling, "a machine", "abc", trend)
+    return Run(fault, seed, salt, SETTINGS, solved, trials, 400 - trials, sampling, "a machine", "abc", trend)
 
 
 def test_the_variance_that_samples_bring_is_found_without_bias():
@@ -84,4 +86,5 @@ def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path):
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and not (tmp_path / "store").exists()
     assert "Healthy, 2 seeds: success 70.5%, deviation 0.7 points" in told.stdout
+    assert "Lost trials: 0 of 2800. Commits: abc." in told.stdout
     assert "| `slow` | 2 | 50.1 | 20.4 |" in told.stdout and "Seed 0, 4 salts:" in told.stdout

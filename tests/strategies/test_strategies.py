@@ -60,7 +60,7 @@ def settings(name: str, **changes):
 
 def asked(name: str) -> dict[str, int]:
     """Held-out queries, for a strategy that learns from them."""
-    return {"evaluation.queries": 4} if name == "ttcs" else {}
+    return {"evaluation.queries": 8} if name == "ttcs" else {}
 
 
 @pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])

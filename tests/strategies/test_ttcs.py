@@ -138,9 +138,11 @@ def test_rollouts_of_a_query_have_no_reward_and_stand_in_no_success_rate():
 
 
 def test_a_run_without_queries_or_without_room_for_them_is_refused():
-    with pytest.raises(ValueError, match=r"evaluation.queries is 0: it must be above 0: strategy ttcs"):
-        configs.check(settings_of("ttcs"))
-    full = {"data.initial_tasks": 20, "data.max_tasks": 23}
+    small = {"rollout.tasks_per_step": 2}
+    for few, more in ((0, {}), (1, {}), (4, {"learner.dynamic_sampling": 2})):
+        with pytest.raises(ValueError, match=rf"evaluation.queries is {few}: it must be enough for a batch"):
+            configs.check(settings_of("ttcs", **small, **more, **{"evaluation.queries": few}))
+    full = {**small, "data.initial_tasks": 20, "data.max_tasks": 23}
     with pytest.raises(ValueError, match=r"max_tasks is 23: it must be 0, or room for .*\(20\).*\(4\)"):
         configs.check(settings_of("ttcs", **QUERIES, **full))
     configs.check(settings_of("ttcs", **QUERIES, **{**full, "data.max_tasks": 24}))
@@ -155,6 +157,9 @@ def test_only_a_strategy_that_needs_queries_has_them_in_d_t_and_may_come_near_th
         for _ in range(2):  # once more, as after a kill
             initial.add_queries(config, tasks, held_out)
         assert [t.id for t in tasks] == ids and not any(t.calls for t in tasks)
+        if ids:
+            with pytest.raises(ValueError, match=r"Query query-0-2 is held out, and D_t .*\(pool_full\)"):
+                initial.add_queries(config, TaskPool(1), held_out)
         guard = initial.leak_guard(config, initial.kept_apart(config, held_out))
         assert (guard.check(near) is None) == bool(ids)
         assert initial.leak_guard(config, held_out).check(near) is not None  # as for D_0 and demonstrations
