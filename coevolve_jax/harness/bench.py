@@ -121,7 +121,9 @@ FAULTS: dict[str, Fault] = {
         },
         {"learner.group_filter": ("False",)},
     ),
-    "short": Fault({"rollout.max_length": 256}, {"rollout.max_length": ("x2",)}),
+    "short": Fault(
+        {"rollout.max_length": 256, "evaluation.max_length": 512}, {"rollout.max_length": ("x2",)}
+    ),
     "cold": Fault({"rollout.temperature": 0.4}, {"rollout.temperature": ("x1.25",)}),
     "few": Fault({"rollout.group_size": 2, "rollout.tasks_per_step": 64}, {"rollout.group_size": ("x2",)}),
     "stale": Fault({"rollout.max_staleness": 6}, {"rollout.max_staleness": ("down",)}),

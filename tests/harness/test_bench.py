@@ -32,3 +32,10 @@ def test_the_right_moves_of_a_fault_are_moves_of_its_start(name):
     table = levers.table(start)
     for lever, moves in FAULTS[name].right.items():
         assert set(moves) & set(table[lever].moves(start)), (lever, moves)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_of_training_and_leaves_the_evaluation_as_it_is(name):
+    assert config(name).evaluation == config("none").evaluation
+    kept = ("max_calls", "max_turns", "min_calls", "initial_tasks")
+    assert [config(name).data[key] for key in kept] == [config("none").data[key] for key in kept]
