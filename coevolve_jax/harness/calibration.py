@@ -1,4 +1,4 @@
-"""What a campaign's rules rest on: the noise between runs of a start, and what each planted fault costs.
+"""Measures what a campaign's rules rest on: the noise between runs of a start, and what each planted fault costs.
 
 noise      the standard deviation of success between seeds, between salts, and about the mean of a seed
 cost       the healthy start's mean success minus that of the start with a fault
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a fault costs.
+    """The cost of a fault.
 
     success: the mean, adjusted to the average of all seeds. p: one-sided, that it costs nothing. kept:
     whether it is large and sure.
@@ -153,9 +153,9 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
 
 
 def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float]]:
-    """What campaigns over these runs would gain out of nothing, in success.
+    """Returns what campaigns over these runs would gain out of nothing, in success.
 
-    Returns (rule, versions, seeds, of the measured runs, of normal numbers with their deviation).
+    A row is (rule, versions, seeds, gain over the measured runs, gain over normal numbers of their deviation).
     """
     scores, spread = np.array([r.success for r in runs]), noise(runs)
     found = []

@@ -1,4 +1,4 @@
-"""What the scripted proposer tries: a skill that holds, the parent's own move again, or another layer."""
+"""The scripted proposer tries a skill that holds, the parent's own move again, or another layer."""
 
 import dataclasses
 
