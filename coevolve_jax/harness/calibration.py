@@ -1,4 +1,4 @@
-"""Measures what a campaign's rules rest on: the noise between runs of a start, and what each planted fault costs.
+"""Measures what a campaign's rules rest on: the noise between runs, and what each planted fault costs.
 
 noise      the standard deviation of success between seeds, between salts, and about the mean of a seed
 cost       the healthy start's mean success minus that of the start with a fault
@@ -155,7 +155,7 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
 def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float]]:
     """Returns what campaigns over these runs would gain out of nothing, in success.
 
-    A row is (rule, versions, seeds, gain over the measured runs, gain over normal numbers of their deviation).
+    A row is (rule, versions, seeds, gain over the measured runs, gain over normal numbers as far apart).
     """
     scores, spread = np.array([r.success for r in runs]), noise(runs)
     found = []
