@@ -82,7 +82,7 @@ MAY_IMPORT = {
     ),
     "harness.gradient": ("types", "names", "harness", "grpo", "models.decoder", "distributed.sharding"),
     "planning": ("types", "shipped", "config", "grpo", "models", "rollout.native", "distributed.sharding"),
-    "analysis.stats": ("envs.base",),
+    "analysis.stats": ("types", "envs.base"),
     "analysis": (
         "types",
         "analysis.stats",

@@ -313,6 +313,8 @@ def costs(cell):
         "balanced_trials_asked": 12 * SAMPLES,
         "iid_trials_lost": sum(SAMPLES - n for _, n in ends["iid"]),
         "iid_trials_asked": 5 * SAMPLES,
+        "queries_trials_lost": None,  # these runs have no held-out queries
+        "queries_trials_asked": None,
         "sampled_tokens": booked["sampled_tokens/policy"] + booked["sampled_tokens/probe"],
         "learned_trajectories": 31,
         "learned_tokens": 47,
