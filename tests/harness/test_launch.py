@@ -1,7 +1,9 @@
 """Runs of a store as processes, with a program in the place of experiments/main.py that trains nothing."""
 
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -78,7 +80,7 @@ def test_a_run_whose_process_died_under_another_campaign_is_made(made, monkeypat
 @pytest.mark.slow
 def test_two_campaigns_that_begin_a_run_at_once_make_it_once(made, monkeypatch):
     launched, job = made
-    monkeypatch.setenv("TAKES", "0.3")
+    monkeypatch.setenv("TAKES", "2")
     program = "import sys; from tests.harness.test_launch import both; both(*sys.argv[1:])"
     ours = [str(cells.MAIN), str(job.workdir)]
     pair = [subprocess.Popen([sys.executable, "-c", program, *ours]) for _ in range(2)]
@@ -86,10 +88,15 @@ def test_two_campaigns_that_begin_a_run_at_once_make_it_once(made, monkeypatch):
 
 
 def both(main: str, workdir: str) -> None:
-    """Launches a run, in a process of its own."""
+    """Launches a run, in a process of its own, when another process is as far."""
     from pathlib import Path
 
     cells.MAIN = Path(main)
     c = start.without_harness(config("none"))
     job = Job(Path(workdir), c, Path(workdir))
+    ready = Path(main).with_name("ready")
+    ready.mkdir(exist_ok=True)
+    (ready / f"{os.getpid()}").touch()
+    while len(list(ready.iterdir())) < 2:
+        time.sleep(0.01)
     sys.exit(bool(launch.programs(c, Path(workdir)).launch([job], 1)))
