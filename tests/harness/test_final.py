@@ -8,6 +8,7 @@ import pytest
 
 from coevolve_jax.harness import final
 from coevolve_jax.harness.campaign import Tampered
+from coevolve_jax.testing.campaign import truth
 from tests.harness.support import evolution
 
 
@@ -38,8 +39,10 @@ def test_the_gains_are_those_of_the_rows(ended):
         assert found["value"] == pytest.approx(gain(*name)) and found["low"] < found["value"] < found["high"]
     assert result["optimism"] == pytest.approx(gain("S", "D") - gain("F", "T"))
     assert result["luck_of_seeds"] + result["luck_of_tasks"] == pytest.approx(result["optimism"])
-    # The made-up truth: three times the learning rate is worth 12 points.
-    assert result["gain"]["FT"]["value"] == pytest.approx(0.12, abs=0.03)
+    # The made-up truth: three times the learning rate is worth 12 points, and so once more.
+    known = ended.versions
+    true = truth(known.config(ended.campaign.selected())) - truth(known.config("v000"))
+    assert true == pytest.approx(0.24) and result["gain"]["FT"]["value"] == pytest.approx(true, abs=0.03)
     assert "the claim" in final.table(result)
 
 
