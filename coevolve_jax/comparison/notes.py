@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from coevolve_jax.analysis.stats import LOST
+from coevolve_jax.analysis.stats import LOST, SETS
 from coevolve_jax.comparison.arms import arm
 
 FEW = 5  # seeds; with fewer, the spread between them is not known
 EQUAL = 0.01  # relative difference up to which budgets count as equal
-HELD_OUT = ("balanced", "iid", "queries")  # names of the held-out sets in evaluations
+HELD_OUT = tuple(sorted(SETS))  # names of the held-out sets in evaluations
 # Columns of cells.csv in which arms should not differ. The others may.
 BOUND = ("steps", "rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
 OF_ALL = ("steps", "rollouts")  # of these, columns in which static arms should not differ from others either

@@ -1,8 +1,10 @@
 """Measures what a campaign's rules rest on: the noise between runs, and what each planted fault costs.
 
-noise      the standard deviation of success between seeds, between salts, and about the mean of a seed
-cost       the healthy start's mean success minus that of the start with a fault
-optimism   what a campaign gains when no version is better: harness/optimism.py, on the measured runs
+    noise      the standard deviation of success between seeds, between salts, and about the mean of a seed
+    cost       the healthy start's mean success minus that of the start with a fault
+    optimism   what a campaign gains when no version is better: harness/optimism.py, on the measured runs
+
+experiments/calibrate_harness.py makes the runs, each an ordinary one of a start.
 """
 
 from __future__ import annotations
