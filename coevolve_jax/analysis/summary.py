@@ -152,7 +152,8 @@ def held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     lines += _help_lines(summary)
     asked = summary.get("queries")
     told = asked and stats.before_and_after(asked["before"], asked["after"])
-    lines += [(f"queries, {name}", *rest) for name, *rest in (_result_lines(told) if told else [])]
+    for name, value, note in _result_lines(told) if told else []:
+        lines.append((f"queries, {name}", value, note))
     for name, key in (("i.i.d.", "held_out"), ("balanced", "balanced"), ("queries", "queries")):
         for when, row in (summary.get(key) or {}).items():
             if (lost := stats.lost_trials(row))[0]:

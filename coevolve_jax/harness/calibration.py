@@ -13,6 +13,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,9 +106,17 @@ def read_rows(path: Path) -> dict[tuple[str, int, int], Run]:
         for row in csv.DictReader(file):
             numbers = {name: float(row[name]) if row[name] else None for name in trends.MEANINGS}
             key = row["fault"], int(row["seed"]), int(row["salt"])
-            counts = [int(row[name]) for name in ("solved", "trials", "lost")]
-            told = *counts, float(row["sampling"]), row["machine"], row["commit"]
-            found[key] = Run(*key, row["settings"], *told, numbers)
+            found[key] = Run(
+                *key,
+                settings=row["settings"],
+                solved=int(row["solved"]),
+                trials=int(row["trials"]),
+                lost=int(row["lost"]),
+                sampling=float(row["sampling"]),
+                machine=row["machine"],
+                commit=row["commit"],
+                trend=numbers,
+            )
     return found
 
 
@@ -163,10 +172,12 @@ def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float
     found = []
     for rule in RULES:
         for versions, seeds in SIZES:
-            how = dict(rule=rule, versions=versions, seeds=seeds, noise=spread, campaigns=CAMPAIGNS)
-            measured = optimism(resampled(scores), truth=float(scores.mean()), **how)
-            simulated = optimism(normal(spread), truth=0.0, **how)
-            found.append((rule, versions, seeds, float(measured.mean()), float(simulated.mean())))
+            gained = partial(
+                optimism, rule=rule, versions=versions, seeds=seeds, noise=spread, campaigns=CAMPAIGNS
+            )
+            measured = gained(resampled(scores), truth=float(scores.mean())).mean()
+            simulated = gained(normal(spread), truth=0.0).mean()
+            found.append((rule, versions, seeds, float(measured), float(simulated)))
     return found
 
 
@@ -205,7 +216,8 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def _noise(runs: Sequence[Run]) -> str:
-    success, lucky = np.mean([r.success for r in runs]), math.sqrt(np.mean([r.sampling for r in runs]))
+    success = float(np.mean([r.success for r in runs]))
+    lucky = math.sqrt(np.mean([r.sampling for r in runs]))
     told = f"success {_points(success)}%, deviation {_points(noise(runs))} points"
     return f"{told}, of which the samples alone give {_points(lucky)}."
 
