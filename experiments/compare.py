@@ -56,6 +56,9 @@ _SHARD = flags.DEFINE_string(
     "0/1",
     "I/N: run part I (from 0) of N parts of the seeds; experiments/sweep.py prints such commands.",
 )
+_RUN = flags.DEFINE_list(
+    "run", [], "Those of --arms to run now; none: all. The plan keeps the others for a later command."
+)
 _ONLY_READ = flags.DEFINE_bool(
     "only_read",
     False,
@@ -127,6 +130,8 @@ def run() -> list:
         settings = plan.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
     else:
         settings = plan.grid(config, _GRID.value)
+    if unknown := [name for name in _RUN.value if name not in _ARMS.value]:
+        raise ValueError(f"--run={','.join(unknown)} is none of --arms={','.join(_ARMS.value)}.")
     chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
     bundles = [bundle.read(Path(path)) for path in _JOIN.value]
     joined = bundle.joined(plan.read(folder))
@@ -165,7 +170,7 @@ def run() -> list:
     if not _ONLY_READ.value:
         index, count = plan.parse_shard(_SHARD.value)
         seeds = plan.parse_seeds(_SEEDS.value)[index::count]
-        mine = [c for c in chosen if c.seed in seeds]
+        mine = [c for c in chosen if c.seed in seeds and c.arm in (_RUN.value or _ARMS.value)]
         with open(folder / f"lock_{index}_{count}", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -701,6 +701,8 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
 
     read = forked.run(command(folder, "--arms=random,static", "--seeds=0", "--only_read"), environ)
     assert read.returncode == 0 and "random - static: 1 seeds in common" in read.stdout, read.stderr
+    some = command(folder, "--arms=random,static,oracle", "--seeds=0", "--run=static")
+    assert forked.run(some, environ).returncode == 0  # without oracle, which fails
     kept = (folder / "plan.json").read_text()
     assert "Nothing was written" in read.stdout and json.loads(kept)["arms"] == ["random", "static", "oracle"]
     assert json.loads(kept)["strategies"]["random"]["name"] == "random"
@@ -720,6 +722,8 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     assert f"Planned after the run began, on {late['date']}: static - random." in read.stdout
     other = forked.run(command(folder, "--arms=static", "--seeds=0", "--set=learner.kl_coef=0.5"), environ)
     assert other.returncode == 1 and "comparison of another config (config.learner.kl_coef" in other.stderr
+    other = forked.run(command(folder, "--arms=random,static", "--seeds=0", "--run=static,eva"), environ)
+    assert other.returncode == 1 and "--run=eva is none of --arms=random,static." in other.stderr
 
 
 def _plain(config):
