@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,6 +27,24 @@ _interruptible = False
 
 class Preempted(BaseException):
     """Raised in a run that was asked to end. A BaseException, so that no handler of failures catches it."""
+
+
+@contextmanager
+def exits(*errors: type[Exception]) -> Iterator[None]:
+    """Ends the program with one sentence and an exit status where the block fails or is told to end.
+
+    errors: exceptions, besides ValueError, whose text is written for a user. Others keep their traceback.
+    """
+    try:
+        yield
+    except Preempted:
+        print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)
+        sys.exit(STATUS)
+    except KeyboardInterrupt:
+        print("\nInterrupted: the same command goes on from what is saved.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except (ValueError, *errors) as error:
+        sys.exit(f"Error: {error}")
 
 
 @contextmanager

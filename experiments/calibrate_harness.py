@@ -31,14 +31,8 @@ def main(argv) -> None:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     from coevolve_jax import preemption
 
-    try:
-        with preemption.handle_signals():
-            run()
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
-    except preemption.Preempted:
-        print("Asked to end; the same command goes on.", file=sys.stderr)
-        sys.exit(preemption.STATUS)
+    with preemption.exits(), preemption.handle_signals():
+        run()
 
 
 def run() -> None:

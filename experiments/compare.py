@@ -89,19 +89,11 @@ def main(argv) -> None:
         sys.exit("\n".join(f"{name:>22}  {a.why}" for name, a in ARMS.items()))
     from coevolve_jax import preemption
 
-    try:
-        with preemption.handle_signals():
-            failures = run()
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
-    except preemption.Preempted:
-        print("The comparison was asked to end; the same command goes on with it.", file=sys.stderr)
-        sys.exit(preemption.STATUS)
-    if failures:
-        lines = [f"  {f.name}: {f.why} (log: {f.log})" for f in failures]
-        sys.exit(
-            "\n".join([f"{len(failures)} of the runs failed; the same command tries them again:", *lines])
-        )
+    with preemption.exits(), preemption.handle_signals():
+        if failures := run():
+            lines = [f"{len(failures)} of the runs failed; the same command tries them again:"]
+            lines += [f"  {f.name}: {f.why} (log: {f.log})" for f in failures]
+            sys.exit("\n".join(lines))
 
 
 def run() -> list:

@@ -59,16 +59,11 @@ def main(argv) -> None:
     from coevolve_jax import preemption
     from coevolve_jax.harness.loop import Waiting
 
-    try:
-        with preemption.handle_signals():
+    with preemption.exits(), preemption.handle_signals():
+        try:
             sys.exit(run())
-    except Waiting as waiting:
-        print(waiting, file=sys.stderr)
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
-    except preemption.Preempted:
-        print("The campaign was asked to end; the same command goes on with it.", file=sys.stderr)
-        sys.exit(preemption.STATUS)
+        except Waiting as waiting:
+            print(waiting, file=sys.stderr)
 
 
 def run() -> int:

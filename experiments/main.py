@@ -56,20 +56,12 @@ def main(argv) -> None:
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
 
-    try:
+    with preemption.exits(FloatingPointError, EngineError, rendezvous.Failed):
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
         config = _CONFIG.value or configs.of_run(_WORKDIR.value)
         with preemption.handle_signals(), rendezvous.coordinated(config):
             train(config, _WORKDIR.value, _UNTIL.value)
-    except preemption.Preempted:
-        print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)
-        sys.exit(preemption.STATUS)
-    except (ValueError, FloatingPointError, EngineError, rendezvous.Failed) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted: the same command goes on from the last checkpoint.", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -41,18 +41,9 @@ def main(argv) -> None:
     from coevolve_jax.loop.warm_start import warm_start
     from coevolve_jax.rollout.engine import EngineError
 
-    try:
+    with preemption.exits(FloatingPointError, EngineError), preemption.handle_signals():
         config = _CONFIG.value or configs.of_run(_WORKDIR.value)
-        with preemption.handle_signals():
-            print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))
-    except preemption.Preempted:
-        print("Asked to end: every finished update is saved, and the same command goes on.", file=sys.stderr)
-        sys.exit(preemption.STATUS)
-    except (ValueError, FloatingPointError, EngineError) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted: the same command goes on from the last checkpoint.", file=sys.stderr)
-        sys.exit(130)
+        print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))
 
 
 if __name__ == "__main__":

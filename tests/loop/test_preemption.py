@@ -140,6 +140,30 @@ def test_a_request_that_python_drops_is_heeded_at_the_end():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize(
+    ("ended_by", "status", "said"),
+    [
+        (ValueError("config.steps is 0."), "Error: config.steps is 0.", ""),
+        (OSError("a disk"), "Error: a disk", ""),
+        (
+            preemption.Preempted(),
+            75,
+            "Asked to end: every finished step is saved, and the same command goes on.",
+        ),
+        (KeyboardInterrupt(), 130, "Interrupted: the same command goes on from what is saved."),
+    ],
+)
+def test_a_program_ends_in_one_sentence(ended_by, status, said, capsys):
+    with pytest.raises(SystemExit) as ended, preemption.exits(OSError):
+        raise ended_by
+    assert ended.value.code == status and capsys.readouterr().err.strip() == said
+
+
+def test_an_error_that_is_not_written_for_a_user_keeps_its_traceback():
+    with pytest.raises(KeyError), preemption.exits(OSError):
+        raise KeyError("a mistake of ours")
+
+
 if __name__ == "__main__":
     moment, steps, times = sys.argv.pop(1).split()
     ask_at(pytest.MonkeyPatch(), moment, int(steps), int(times))
