@@ -86,11 +86,13 @@ class Evolver:
         """Returns the strategy as it was when that evolution started, with a schedule by which it is due.
 
         A fork may have another schedule, by which it is not due. The current strategy has handed its evidence
-        over already: a skipped evolution would be lost for good.
+        over already: a skipped evolution would be lost for good. Otherwise the schedule stays, since some
+        strategies count its evolutions.
         """
-        step = saved["step"]
-        due = {"evolution.every": step + 1, "evolution.freeze_last_steps": 0, "evolution.async_steps": 0}
-        config = configs.override(self._config, due)
+        step, config = saved["step"], self._config
+        if not evolves(config, step):
+            due = {"evolution.every": step + 1, "evolution.freeze_last_steps": 0, "evolution.async_steps": 0}
+            config = configs.override(config, due)
         return build.strategy(config, {"strategy": {"name": config.strategy.name, "state": saved["state"]}})
 
     def __call__(self, step: int) -> SynthesisStats | None:

@@ -29,7 +29,14 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.blame import attempts, tool_weights
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import actions_on_offer, adopt_first, draft, offering, set_apart
+from coevolve_jax.strategies.growth import (
+    actions_on_offer,
+    adopt_first,
+    draft,
+    offering,
+    set_apart,
+    unseen,
+)
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.tool_graph import fed, walk
@@ -80,7 +87,7 @@ class AgentWorld(Static):
             scenarios=apart,
             into=(arena := lab.tasks.fresh()),
         )
-        groups = probe(arena, own.arena_rollouts)
+        groups = probe(unseen(lab.tasks, list(arena)), own.arena_rollouts)
         self._fed |= fed(groups)
         drafts, proposed = draft(lab, self._chains(step, lab, groups, scenarios, rng), step=step, rng=rng)
         made.add(proposed)

@@ -31,7 +31,7 @@ from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group
+from coevolve_jax.types import Group, Trajectory
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
@@ -60,7 +60,7 @@ class ETAgent(Static):
         own, valid = self._config.strategy, group.valid
         if not valid:
             return []
-        calls = np.array([sum(s.call is not None for s in t.steps) for t in valid], float)
+        calls = np.array([calls_of(t) for t in valid], float)
         tokens = np.array([t.mask.sum() for t in valid], float)
         z = (tokens - tokens.mean()) / tokens.std() if len(set(tokens.tolist())) > 1 else np.zeros(len(valid))
         few = 2 / (1 + np.exp(own.call_slope * (calls - calls.mean())))
@@ -78,7 +78,7 @@ class ETAgent(Static):
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         for group in (g for g in groups if g.valid):
-            calls = [len(t.actions) for t in group.valid]
+            calls = [calls_of(t) for t in group.valid]
             won = [t.outcome.success for t in group.valid]
             self._spread[group.task.id] = (float(np.var(calls)), float(np.var(won)))
         return super().observe(step, groups)
@@ -88,6 +88,11 @@ class ETAgent(Static):
 
 
 make = ETAgent
+
+
+def calls_of(t: Trajectory) -> int:
+    """How many calls a rollout made, those to tools that are not on offer too."""
+    return sum(s.call is not None for s in t.steps)
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:

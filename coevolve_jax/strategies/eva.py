@@ -51,8 +51,10 @@ class Eva(Static):
         self._visits = {id: tuple(v) for id, v in state["visits"].items()} if state else {}
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        gap = GAPS[self._config.strategy.gap]
-        self._visits |= {g.task.id: (step, float(gap(g.rewards))) for g in groups if g.valid}
+        gap = GAPS[self._config.strategy.gap]  # of equal rewards it may round to other than 0
+        self._visits |= {
+            g.task.id: (step, float(gap(g.rewards)) if g.spread else 0.0) for g in groups if g.valid
+        }
         return super().observe(step, groups)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:

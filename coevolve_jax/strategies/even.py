@@ -4,6 +4,7 @@ A method that aims also spreads its tasks over actions. This arm spreads them an
 gains over `random` is gained by evenness alone.
 
 Every action on offer comes once, in a random order, before any comes again. The turn goes on over evolutions.
+Where the actions are a family's own patterns, their list grows with D_t, and a longer list is a new order.
 """
 
 from __future__ import annotations

@@ -139,15 +139,22 @@ def set_apart(config: ConfigDict, lab: Lab, share: float = 0.25) -> tuple[list[T
     return others or apart, apart
 
 
+def goal_actions(config: ConfigDict, lab: Lab, size: int, step: int) -> tuple[list[str], np.random.Generator]:
+    """Returns the actions of a goal set, and the random numbers that go on from their draw.
+
+    They are drawn at random, each once before any comes again. size: their number; 0: all once.
+    """
+    rng, actions = rng_for(config.seed, "goals", step), actions_on_offer(lab)
+    order = rng.permutation(len(actions)).tolist()
+    return [actions[order[i % len(order)]] for i in range(size or len(order)) if order], rng
+
+
 def goal_set(config: ConfigDict, lab: Lab, size: int, step: int) -> tuple[list[Task], SynthesisStats]:
     """Makes tasks to measure on, in the scenarios set apart. D_t takes none of them.
 
-    Each has to call an action of its own, drawn at random, as far as there are enough. `random_dev` draws the
-    same actions.
+    Each has to call one of `goal_actions`.
     """
-    rng, actions, made = rng_for(config.seed, "goals", step), actions_on_offer(lab), lab.tasks.fresh()
-    order = rng.permutation(len(actions)).tolist()
-    chosen = [actions[order[i % len(order)]] for i in range(size if order else 0)]
+    (chosen, rng), made = goal_actions(config, lab, size, step), lab.tasks.fresh()
     stats = synthesize_for_tools(
         lab, chosen, "goal", scenarios=set_apart(config, lab)[1], wanted=len(chosen), kind="goal", step=step,
         rng=rng, into=made,

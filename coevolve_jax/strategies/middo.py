@@ -68,9 +68,10 @@ class Middo(Static):
         c = self._config
         if not evolves(c, step):
             return None
-        rng, used = rng_for(c.seed, "evolve", step), in_use(lab.tasks)
+        rng, losses = rng_for(c.seed, "evolve", step), dict(self._losses)  # steps beside it add losses
+        used = in_use(lab.tasks)
         tasks = [task for task, weight in zip(lab.tasks, used, strict=True) if weight]
-        hard = too_hard({t.id: self._losses.get(t.id, []) for t in tasks}, c.strategy.deviations)
+        hard = too_hard({t.id: losses.get(t.id, []) for t in tasks}, c.strategy.deviations)
         easier = [t for t in tasks if t.id in hard and len(t.calls) > c.data.min_calls]
         siblings = loneliest(tasks, c.strategy.neighbours)[: int(c.strategy.lonely * len(tasks))]
         wanted = [(t, "drop_call") for t in easier] + [(t, "other_arguments") for t in siblings]
@@ -89,8 +90,9 @@ make = Middo
 
 
 def in_use(tasks: TaskPool) -> np.ndarray:
-    """Whether each task of D_t is in use [N]: 0 where an easier variant replaces it, else 1."""
-    replaced = {task.lineage.parent for task in tasks if task.lineage.signal == "drop_call"}
+    """Whether each task of D_t is in use [N]: 0 where an easier one of this method replaces it, else 1."""
+    own = lambda task: (task.lineage.context or "").startswith("middo/")
+    replaced = {t.lineage.parent for t in tasks if t.lineage.signal == "drop_call" and own(t)}
     return np.array([float(task.id not in replaced) for task in tasks])
 
 
@@ -98,11 +100,13 @@ def too_hard(losses: Mapping[str, Sequence[float]], deviations: float) -> set[st
     """The tasks whose losses at both of their last two visits are above mean + deviations * std.
 
     The mean and the standard deviation are those of all tasks at the same visit, the last or the one before.
+    A task that was visited once counts at the last.
     """
     twice = {id: both for id, both in losses.items() if len(both) == 2}
     if not twice:
         return set()
-    before, last = (np.array([both[i] for both in twice.values()]) for i in (0, 1))
+    before = np.array([both[0] for both in twice.values()])
+    last = np.array([visits[-1] for visits in losses.values() if visits])
     bounds = [x.mean() + deviations * x.std() for x in (before, last)]
     return {id for id, both in twice.items() if all(x > bound for x, bound in zip(both, bounds))}
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, must_be
 from coevolve_jax.strategies.growth import (
-    actions_on_offer,
+    goal_actions,
     set_apart,
     synthesize_for_tools,
     synthesize_freely,
@@ -34,16 +33,15 @@ def make(config: ConfigDict, state: Mapping | None = None) -> Static:
 
 
 def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
+    if not evolves(config, step):
+        return None
+    chosen, rng = goal_actions(config, lab, config.strategy.goals, step)  # before D_t grows
     grown = synthesize_freely(config, step, lab)
-    if grown is not None and step == schedule.evolutions(config)[0]:
-        rng, actions = rng_for(config.seed, "goals", step), actions_on_offer(lab)
-        wanted = config.strategy.goals or len(actions)
-        chosen = [actions[i] for i in rng.permutation(len(actions))[:wanted]]
-        _, apart = set_apart(config, lab)
+    if grown and step == schedule.evolutions(config)[0]:
         grown.add(
             synthesize_for_tools(
-                lab, chosen, "goal", scenarios=apart, wanted=min(wanted, len(chosen)), kind="goal", step=step,
-                rng=rng,
+                lab, chosen, "goal", scenarios=set_apart(config, lab)[1], wanted=len(chosen), kind="goal",
+                step=step, rng=rng,
             )
         )  # fmt: skip
     return grown

@@ -22,6 +22,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
+from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
 from coevolve_jax.strategies.batches import category
@@ -67,8 +68,9 @@ class SEC(Static):
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         own, rollouts = self._config.strategy, defaultdict(list)
         for group in groups:
-            sizes = np.abs(group_advantages(group.rewards, estimator=self._config.learner.advantage))
-            rollouts[category(group.task, own.arms)] += zip(group.rewards, sizes.tolist(), strict=True)
+            rewards = rewards_of(self._config)(group)
+            sizes = np.abs(group_advantages(rewards, estimator=self._config.learner.advantage))
+            rollouts[category(group.task, own.arms)] += zip(rewards, sizes.tolist(), strict=True)
         for arm in sorted({*self._values, *rollouts}):
             if not rollouts[arm] and not own.fade:
                 continue

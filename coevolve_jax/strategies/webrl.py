@@ -98,7 +98,8 @@ class WebRL(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
-        rng, rows = rng_for(c.seed, "evolve", step), lab.tasks.rows
+        rng, critic = rng_for(c.seed, "evolve", step), dict(self._critic)  # steps beside it fit the critic on
+        rows = lab.tasks.rows
         failed = [task for task, p in zip(lab.tasks, rows["last_score"], strict=True) if p < SUCCESS]
         contexts = [
             variant(failed[i], operator, lab.scenarios, rng, f"webrl/{step}/{failed[i].id}/{operator}")
@@ -107,7 +108,7 @@ class WebRL(Static):
             if operator != "drop_call" or len(failed[i].calls) > c.data.min_calls
         ]
         drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
-        values = {task.id: value(self._critic, self._features(task)) for task in drafts}
+        values = {task.id: value(critic, self._features(task)) for task in drafts}
         middle = (own.least + own.most) / 2
         within = [task for task in drafts if own.least <= values[task.id] <= own.most]
         best = sorted(within, key=lambda task: abs(values[task.id] - middle))

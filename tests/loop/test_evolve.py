@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax import build
-from coevolve_jax.config import load_file, override
+from coevolve_jax.config import load_file, override, schedule
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.strategies.base import evolves
@@ -130,6 +130,18 @@ def test_a_fork_without_async_steps_makes_up_for_the_evolution_that_was_under_wa
     assert again.stats == {6: len(again.tasks) - 12} and again.stats[6] > 0
     assert "pending" not in again.save()["strategy"]
     assert again.until(10).made.grown[1:] == [s for s in range(7, 10) if evolves(again.config, s)]
+
+
+def test_a_pending_evolution_goes_on_under_its_own_schedule(monkeypatch):
+    """Some strategies count the evolutions of their schedule."""
+    saved = Running(override(TINY, SMALL)).until(6).save()
+    built, build_strategy = [], build.strategy
+    monkeypatch.setattr(
+        build, "strategy", lambda config, saved=None: built.append(config) or build_strategy(config, saved)
+    )
+    resumed = Running(override(TINY, SMALL), saved).until(8)
+    assert resumed.made.grown == [4] and len(built) == 2  # the run's strategy, and the one of that time
+    assert [list(schedule.evolutions(config)) for config in built] == [[4, 9]] * 2
 
 
 @pytest.mark.parametrize("changes", [{"steps": 8}, {"evolution.freeze_last_steps": 16}, {"steps": 10}])

@@ -1,11 +1,13 @@
 """Agent-World: what fails in the arena of unseen tasks is where the chains of new tasks start."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from coevolve_jax import build
 from coevolve_jax.strategies import agent_world
-from coevolve_jax.types import Group
+from coevolve_jax.types import Group, Lineage
 from tests.support.method_cases import Lab, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
 
 X = "tool_3"
@@ -59,6 +61,29 @@ def test_an_evolution_asks_for_an_arena_and_keeps_drafts_that_some_runs_solve():
     assert not any(X in t.actions for t in kept)  # no run solves these
     with pytest.raises(ValueError, match=r"config\.strategy\.agree is 6: it must be 0 to config.* \(5\)"):
         build.strategy(config_of("agent_world", agree=6))
+
+
+def test_the_arena_has_no_task_that_is_trained_on():
+    class Known(Lab):
+        """A lab whose free exploration also finds a task that D_t has."""
+
+        probed_ids = ()
+
+        def synthesize_unguided(self, *, into=None, **request):
+            stats = super().synthesize_unguided(into=into, **request)
+            into.add(
+                [dataclasses.replace(next(iter(self.tasks)), id="known", lineage=Lineage("arena", step=4))]
+            )
+            return stats
+
+        def probe(self, tasks, k, step):
+            self.probed_ids = self.probed_ids or tuple(t.id for t in tasks)
+            return super().probe(tasks, k, step)
+
+    config = config_of("agent_world", arena=3)
+    lab = Known(config, a_pool(a_task("t", "tool_0", "tool_1")))
+    build.strategy(config).evolve(4, lab)
+    assert len(lab.probed_ids) == 3 and "known" not in lab.probed_ids
 
 
 def test_the_diagnosis_counts_attempts_up_to_the_first_missed_call_and_shrinks_to_the_toolset():

@@ -9,6 +9,7 @@ import pytest
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.arms import arm
+from coevolve_jax.strategies import growth
 from tests.support.method_cases import Lab, Rolls, a_pool, a_task, again, born, config_of, slots
 
 FOUR = range(4, 24, 5)  # the steps of four evolutions
@@ -73,20 +74,32 @@ def test_the_weights_of_weakest_are_the_formulas():
         build.strategy(config_of("weakest", floor=0.0))
 
 
-@pytest.mark.parametrize("goals", [0, 5])
+@pytest.mark.parametrize("goals", [0, 5, 12])
 def test_random_dev_is_random_and_one_goal_for_each_action_once(goals):
     start = lambda: a_pool(a_task("t", "tool_0"))
     dev = grown("random_dev", start(), goals=goals, **{"evolution.tasks": 4})
     free = grown("random", start(), **{"evolution.tasks": 4})
     goal_set = born(dev.tasks, "goal")
     assert {t.lineage.step for t in goal_set} == {4} and len(goal_set) == (goals or 8)
-    assert len({t.lineage.focus or t.calls[0].name for t in goal_set}) == len(goal_set)
+    asked, each = [c.must[0] for c in dev.contexts], (goals or 8) // 8
+    assert {Counter(asked)[f"tool_{i}"] for i in range(8)} <= {each, each + 1} and len(asked) == (goals or 8)
+    beside = Lab(config_of("random_dev"), start())
+    growth.goal_set(config_of("random_dev"), beside, goals, 4)
+    assert [c.must[0] for c in beside.contexts] == asked  # what the methods with a goal set measure on
     scenarios = {t.lineage.parent for t in goal_set}
     assert len(scenarios) == 1  # set apart: one of three
     same = lambda lab: [t.to_json() for t in born(lab.tasks, "random")]
     assert same(dev) == same(free)
     with pytest.raises(ValueError, match="config.strategy.goals is -1: it must be 0 or more"):
         build.strategy(config_of("random_dev", goals=-1))
+
+
+def test_the_goals_of_random_dev_do_not_depend_on_what_it_grows():
+    """In a family with patterns of its own, a new task brings new actions."""
+    own = dataclasses.replace(a_task("t", "do", "do"), patterns=("go north", "take key"))
+    lab = grown("random_dev", a_pool(own), FOUR[:1], **{"evolution.tasks": 4})
+    assert sorted(c.must[0] for c in lab.contexts) == ["go north", "take key"]
+    assert born(lab.tasks, "random") and born(lab.tasks, "goal")
 
 
 def test_random_prioritised_is_random_with_batches_by_variance_and_prioritised_does_not_grow():

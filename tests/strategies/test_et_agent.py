@@ -80,6 +80,17 @@ def test_the_order_is_by_front_and_then_by_crowding():
     assert et_agent.pareto(line)[:3] == ["a", "e", "c"] and et_agent.pareto(line)[-1] == "b"
 
 
+def test_the_variance_of_calls_is_that_of_the_calls_that_the_reward_counts():
+    """Calls to tools that are not on offer are calls too."""
+    task = a_task("t", "a", "b")
+    steps = lambda n: [a_step("a"), *(dataclasses.replace(a_step("b"), pattern="") for _ in range(n - 1))]
+    group = Group(task, tuple(a_rollout(task, i, i == 0, steps(n)) for i, n in enumerate((1, 6, 1, 6))))
+    assert [len(t.actions) for t in group.valid] == [1] * 4
+    strategy = build.strategy(config_of("et_agent"))
+    strategy.observe(0, [group])
+    assert strategy.to_json()["spread"]["t"] == [6.25, 0.1875]
+
+
 @pytest.mark.parametrize("passed_over, prefers", [(0.1, True), (1.0, False)])
 def test_groups_that_vary_are_drawn_more(passed_over, prefers):
     config = config_of("et_agent", passed_over=passed_over, **{"rollout.tasks_per_step": 4})

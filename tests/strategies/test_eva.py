@@ -1,5 +1,6 @@
 """eva: children come from tasks with a gap between their best rollout and the others, and from no other."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from coevolve_jax import build
 from coevolve_jax.strategies import eva
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Group, Outcome
 from tests.support.method_cases import Lab, Rolls, a_group, a_pool, a_task, again, config_of
 
 
@@ -49,6 +51,22 @@ def test_only_visits_since_the_last_evolution_count_and_without_a_gap_nothing_is
     for solved, at in (([1, 0, 5], -1), ([0, 5, 5], 4)):
         lab, stats = evolved(solved, at)
         assert stats.added == 0 == len(lab.contexts)
+
+
+def test_equal_rewards_leave_no_gap_however_they_round():
+    config, task = config_of("eva"), a_task("t", "tool_0", "tool_1")
+    others = [a_task(f"t{i}", "tool_0", "tool_1") for i in (1, 2)]
+    strategy, lab = build.strategy(config), Lab(config, a_pool(task, *others))
+
+    def alike(t, reward):
+        outcome = Outcome(reward, reward > 0.5, valid=True)
+        made = (dataclasses.replace(r, outcome=outcome) for r in a_group(t, *[0] * 7).trajectories)
+        return Group(t, tuple(made))
+
+    groups = [alike(task, 0.1), *map(alike, others, (0.7, 1.0))]
+    assert any(max(g.rewards) != np.mean(g.rewards) for g in groups)  # by 1e-17
+    strategy.observe(4, groups)
+    assert strategy.evolve(4, lab).added == 0 == len(lab.contexts)
 
 
 def test_the_least_gap_has_no_children_and_the_odds_are_the_normalised_gaps():

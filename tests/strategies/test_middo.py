@@ -6,6 +6,7 @@ import numpy as np
 
 from coevolve_jax import build
 from coevolve_jax.strategies import middo
+from coevolve_jax.types import Lineage
 from tests.support.method_cases import Lab, Rolls, a_group, a_pool, a_task, again, config_of
 
 NAMES = ("tool_0", "tool_1", "tool_2")
@@ -62,8 +63,24 @@ def test_the_bound_is_that_of_both_visits():
             for id, (a, b) in losses.items()
             if a > before.mean() + before.std() and b > last.mean() + last.std()
         }
-        assert middo.too_hard({**losses, "new": [1.0]}, 1.0) == expected
+        assert middo.too_hard({**losses, "unvisited": []}, 1.0) == expected
     assert middo.too_hard({"new": [1.0]}, 1.0) == set()
+
+
+def test_a_task_visited_once_counts_among_the_last_visits():
+    losses = {"a": [0.8, 0.8], "b": [0.2, 0.2], "c": [0.3, 0.3]}
+    assert middo.too_hard(losses, 1.0) == {"a"}
+    assert middo.too_hard(losses | {f"new{i}": [0.9] for i in range(20)}, 1.0) == set()  # 0.8 is usual now
+
+
+def test_only_its_own_variants_replace_a_task():
+    for method, weights in (("webrl", [1, 1, 1]), ("middo", [0, 1, 1])):
+        lineage = Lineage(
+            "signal", step=4, parent="t0", signal="drop_call", context=f"{method}/4/t0/drop_call"
+        )
+        child = dataclasses.replace(a_task("child", "tool_0"), lineage=lineage)
+        tasks = a_pool(a_task("t0", "tool_0", "tool_1"), a_task("t1", "tool_2"), child)
+        assert middo.in_use(tasks).tolist() == weights
 
 
 def test_a_task_at_the_least_number_of_calls_stays():

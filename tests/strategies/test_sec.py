@@ -4,7 +4,19 @@ import numpy as np
 import pytest
 
 from coevolve_jax import build
-from tests.support.method_cases import Lab, Rolls, a_group, a_pool, a_task, again, born, config_of, slots
+from coevolve_jax.types import Group
+from tests.support.method_cases import (
+    Lab,
+    Rolls,
+    a_group,
+    a_pool,
+    a_rollout,
+    a_task,
+    again,
+    born,
+    config_of,
+    slots,
+)
 
 SMALL = {"rollout.tasks_per_step": 6}
 SIZE = lambda task: len(task.calls)
@@ -52,6 +64,23 @@ def test_the_value_of_an_arm_moves_by_the_papers_rule_and_fades():
     for won in (0, 2, 3):
         rising.observe(0, [a_group(tasks[1], *([True] * won + [False] * (4 - won)))])
     np.testing.assert_allclose(rising.to_json()["values"]["1"], 0.5 * (0.5 * 0.5) + 0.5 * 0.25)
+
+
+def test_an_arm_is_rewarded_by_the_advantages_that_are_learned_from():
+    """A term of the reward makes a difference within a group whose rollouts all fail."""
+    groups = [a_group(a_task("t", "tool"), 0, 0, 0, 0)]
+    groups = [
+        Group(g.task, tuple(a_rollout(g.task, i, False, tokens=3 + i) for i in range(4))) for g in groups
+    ]
+    plain, paid = config_of("sec"), config_of("sec", **{"reward.terms": ("length:0.3",)})
+    values = []
+    for config in (plain, paid):
+        strategy = build.strategy(config)
+        strategy.observe(0, groups)
+        values.append(strategy.to_json()["values"]["1"])
+        sizes = [abs(s.advantages[0]) for s in strategy.compute_advantages(groups)]
+        np.testing.assert_allclose(values[-1], 0.5 * np.mean(sizes or [0]), rtol=1e-4)
+    assert values[0] == 0 < values[1]
 
 
 def test_its_tasks_are_those_of_random():

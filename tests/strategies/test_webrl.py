@@ -65,6 +65,26 @@ def test_the_critic_is_fitted_to_first_visits_and_only_failures_have_children():
     assert {c.id.split("/")[2] for c in lab.contexts} == {"t"}
 
 
+def test_steps_beside_an_evolution_do_not_change_what_it_adopts():
+    config = config_of("webrl", drafts=1.0, **{"evolution.tasks": 24})
+
+    def adopted(beside):
+        strategy = taught(config, np.random.default_rng(0))
+        tasks = a_pool(*(a_task(f"p{i}-{tool}", tool, tool) for i in range(8) for tool in CHANCE))
+        tasks.record({t.id: 0.0 for t in tasks})
+        lab = OneTool(config, tasks)
+        own = lab.synthesize
+        lab.synthesize = lambda *args, **how: (beside and taught_more(strategy), own(*args, **how))[1]
+        strategy.evolve(4, lab)
+        return [t.id for t in tasks]
+
+    def taught_more(strategy):
+        for tool in CHANCE:
+            strategy.observe(5, [a_group(a_task(f"later-{tool}-{i}", tool, tool), 1, 1) for i in range(60)])
+
+    assert adopted(beside=True) == adopted(beside=False)
+
+
 def test_the_gradient_of_the_critic_is_that_of_cross_entropy():
     critic, features, p = {"a": 0.3, "b": -0.7}, {"a": 1.0, "b": 0.5}, 0.8
     loss = lambda c: -p * np.log(v := webrl.value(c, features)) - (1 - p) * np.log(1 - v)
