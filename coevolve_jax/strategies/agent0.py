@@ -23,7 +23,15 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    StepReport,
+    check_band,
+    check_least,
+    check_shares,
+    evolves,
+)
 from coevolve_jax.strategies.groups import majority, solve_rate
 from coevolve_jax.strategies.growth import adopt_first, propose
 from coevolve_jax.strategies.static import Static
@@ -63,11 +71,8 @@ class Agent0(Static):
                 f"config.strategy.labels is {config.strategy.labels!r}: it must be majority or checker."
             )
         check_least(config, {"drafts": 1, "probe": 2, "updates": 0, "learning_rate": 0, "kl_coef": 0})
-        low, high = config.strategy.band
-        if not 0 <= low <= high <= 1:
-            raise ValueError(
-                f"config.strategy.band is {(low, high)}: give two shares of 0 to 1, the lower one first."
-            )
+        check_shares(config, "scaling")
+        check_band(config)
         super().__init__(config, state, rewards=self.rewards)
         own = state or {"knobs": {}, "labels": {}, "probed": []}
         self._knobs, self._probed = dict(own["knobs"]), list(own["probed"])

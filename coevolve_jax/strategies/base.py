@@ -263,6 +263,28 @@ def check_least(config: ConfigDict, least: Mapping[str, float]) -> None:
         must_be(config, name, config.strategy[name] >= bound, f"{bound} or more")
 
 
+def check_shares(config: ConfigDict, *names: str) -> None:
+    """Raises ValueError if a setting of the strategy does not lie within 0 and 1."""
+    for name in names:
+        must_be(config, name, 0 <= config.strategy[name] <= 1, "within 0 and 1")
+
+
+def check_band(config: ConfigDict) -> None:
+    """Raises ValueError unless config.strategy.band is two shares, the lower one first."""
+    band = tuple(config.strategy.band)
+    holds = len(band) == 2 and 0 <= band[0] <= band[1] <= 1
+    must_be(config, "band", holds, "two shares of 0 to 1, the lower one first")
+
+
+def check_rolled_once(config: ConfigDict) -> None:
+    """Raises ValueError with learner.dynamic_sampling, for a strategy that rolls each batch once."""
+    if more := config.learner.dynamic_sampling:
+        raise ValueError(
+            f"config.learner.dynamic_sampling is {more}, and strategy {config.strategy.name} draws no task "
+            "anew: set it to 0."
+        )
+
+
 def evolves(config: ConfigDict, step: int) -> bool:
     """Whether the training set evolves after this step (config/schedule.py)."""
     return step in evolutions(config)

@@ -22,7 +22,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Group, Task, Trajectory
@@ -48,12 +48,8 @@ class Blame(static.Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        least = {"first_sight": 0, "memory": 0, "sharpness": 0, "breadth": 1}
-        for name, bound in least.items():
-            if config.strategy[name] < bound:
-                raise ValueError(
-                    f"config.strategy.{name} is {config.strategy[name]!r}: it must be {bound} or more."
-                )
+        check_least(config, {"first_sight": 0, "sharpness": 0, "breadth": 1})
+        check_shares(config, "memory")
         super().__init__(config, state)
         self._tools: dict[str, tuple[float, float]] = {
             tool: tuple(counts) for tool, counts in (state["tools"] if state else {}).items()

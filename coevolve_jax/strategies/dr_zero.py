@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, propose
 from coevolve_jax.strategies.static import Static
@@ -61,6 +61,7 @@ class DrZero(Static):
                 f"config.strategy.hop_shares has {len(own.hop_shares)} values: "
                 f"give one for each of the {len(own.hops)} hops."
             )
+        must_be(config, "hop_shares", min(own.hop_shares) >= 0 < sum(own.hop_shares), "0 or more, not all 0")
         least, most = config.data.min_calls, config.data.max_calls
         if not all(least <= hops <= most for hops in own.hops):
             raise ValueError(

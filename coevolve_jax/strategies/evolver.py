@@ -62,10 +62,13 @@ class EvolveR(Static):
         self._store: list[Principle] = list(state["store"]) if state else []
 
     def help(self, task: Task, rollout_index: int) -> Hint | None:
-        found = [self._store[i] for i in self._retrieved(task)]
-        do, avoid = ([p["action"] for p in found if p["do"] == kind] for kind in (True, False))
-        line = hints.line(do, avoid, self._config.strategy.characters)
+        line = hints.line(*self._advice(task), self._config.strategy.characters)
         return Hint(before_task=line) if line else None
+
+    def _advice(self, task: Task) -> tuple[list[str], list[str]]:
+        """The actions to take and to avoid, of the principles for a task."""
+        found = [self._store[i] for i in self._retrieved(task)]
+        return [p["action"] for p in found if p["do"]], [p["action"] for p in found if not p["do"]]
 
     def _retrieved(self, task: Task) -> list[int]:
         """Places in the store of the principles for a task: most words in common first, then the score."""
@@ -91,7 +94,10 @@ class EvolveR(Static):
     def _count_uses(self, groups: Sequence[Group]) -> None:
         store = [dict(p) for p in self._store]
         for group in groups:
+            do, avoid = hints.said(*self._advice(group.task), self._config.strategy.characters)
             for i in self._retrieved(group.task):
+                if store[i]["action"] not in (do if store[i]["do"] else avoid):
+                    continue  # the line had no room for it, or recommends what it warns of
                 store[i]["uses"] += len(group.valid)
                 store[i]["successes"] += sum(t.outcome.success for t in group.valid)
         self._store = list(store)

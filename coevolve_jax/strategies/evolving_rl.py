@@ -26,7 +26,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints
-from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least
+from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least, check_rolled_once
 from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
@@ -58,6 +58,7 @@ class EvolvingRL(Static):
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"near": 1, "learning_rate": 0, "kl_coef": 0, "characters": 0})
+        check_rolled_once(config)
         super().__init__(config, state, synthesize_freely)
         own = state or {"knobs": {}, "episodes": {}}
         self._extractor = KnobPolicy({"skill": SKILLS}, own["knobs"])
@@ -74,15 +75,21 @@ class EvolvingRL(Static):
         }
         chosen: dict[str, Task] = {}
         self._sources, self._skills = {}, {}
-        for source in [t for t in drawn.values() if t.id in self._episodes][: math.ceil(size / each)]:
-            others = [t for t in tasks if t.id not in chosen and t.id != source.id]
+        sources = [t for t in drawn.values() if t.id in self._episodes][: math.ceil(size / each)]
+        apart = {t.id for t in sources if own.crossed}
+        usable = [
+            t for t, weight in zip(tasks, odds(tasks.rows), strict=True) if weight and t.id not in apart
+        ]
+        for source in sources:
+            others = [t for t in usable if t.id not in chosen]
             order = sorted(others, key=lambda t: (-hints.overlap(t.actions, source.actions), rng.random()))
             tried = order[:each] if own.crossed else [source]
             chosen |= {t.id: t for t in tried}
             self._sources |= dict.fromkeys([t.id for t in tried], source.id)
             skills = self._extractor.sample(c.rollout.group_size, rng)
             self._skills[source.id] = [d["skill"] for d in skills]
-        batch = list((chosen | {id: t for id, t in drawn.items() if id not in chosen}).values())[:size]
+        rest = sorted((t for id, t in drawn.items() if id not in chosen), key=lambda t: t.id in apart)
+        batch = [*chosen.values(), *rest][:size]  # a source only where there are too few others
         return roll(batch, c.rollout.group_size, hints=self._trial)
 
     def _trial(self, task: Task, rollout_index: int) -> Hint | None:

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.batches import by_variance, collect_batch
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, synthesize_for_tools
@@ -49,7 +49,7 @@ DEFAULTS = {
     "probe": 4,  # rollouts of each draft; 0: every valid task, no drafts
     "drafts": 2.5,  # drafts for each place
     "odds": True,  # draw batches by p (1 - p); False: by config.data.sampling
-    "floor": 0.02,  # w of a skill that failed all of 12 attempts or more; 0: as the posterior says
+    "floor": 0.02,  # w of a skill whose last 12 attempts all failed; 0: as the posterior says
     "level": "",  # key of a scenario that tells the level; "": a skill is a pattern alone
 }
 
@@ -57,15 +57,16 @@ DEFAULTS = {
 class Frontier(Static):
     """`Static` with another `collect`, `observe` and `evolve` (strategies/base.py documents the methods).
 
-    Its state, besides that of `Static`: (attempts, misses) of each skill, and visits to each task.
+    Its state, besides that of `Static`: (attempts, misses) of each skill, how many attempts at it failed
+    since the last that did not, and visits to each task.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_least(
-            config, {"first_sight": 0, "memory": 0, "prior": 0, "diminishing": 0, "probe": 0, "drafts": 1}
-        )
+        check_least(config, {"first_sight": 0, "prior": 0, "diminishing": 0, "probe": 0, "drafts": 1})
+        check_shares(config, "memory")
         super().__init__(config, state)
         self._counts: Counts = {a: tuple(n) for a, n in (state["skills"] if state else {}).items()}
+        self._failed: dict[str, int] = dict(state.get("failed", {})) if state else {}
         self._visits: dict[str, int] = dict(state["visits"]) if state else {}
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
@@ -78,6 +79,7 @@ class Frontier(Static):
         self._visits.update({g.task.id: self._seen(g) + 1 for g in groups if own.first_sight and g.valid})
         faded = {a: (own.memory * n, own.memory * missed) for a, (n, missed) in self._counts.items()}
         self._counts = counted(faded, fresh, own.level)
+        self._failed = failed_last(self._failed, fresh, own.level)
         missed = sum(wrong for g in fresh for t in g.valid for _, wrong in blame.attempts(g.task, t))
         return StepReport({**found.counts, "frontier": missed}, found.rows)
 
@@ -95,7 +97,7 @@ class Frontier(Static):
         def worth() -> dict[str, float]:
             draw = rng.beta if own.thompson else lambda a, b: a / (a + b)
             theta = {skill: float(draw(*ab)) for skill, ab in posterior.items()}
-            return variance_of(theta, self._counts, own.floor)
+            return variance_of(theta, self._failed, own.floor)
 
         skills = allocate(worth, unsettled(lab.tasks, own.level), places, own.diminishing, wanted / places)
         how = dict(key=own.level, step=step, rng=rng)
@@ -105,6 +107,7 @@ class Frontier(Static):
         made = synthesize_for_skills(lab, skills, "frontier", kind="draft", into=drafts, **how)
         groups = lab.probe(list(drafts), own.probe, step)
         self._counts = counted(self._counts, groups, own.level)
+        self._failed = failed_last(self._failed, groups, own.level)
         solved = {g.task.id: p for g in groups if (p := solve_rate(g)) is not None}
         ranked = sorted((t for t in drafts if t.id in solved), key=lambda t: abs(solved[t.id] - 0.5))
         adopted = adopt_first(lab, ranked, wanted, kind="signal", solved=solved)
@@ -112,10 +115,21 @@ class Frontier(Static):
 
     def to_json(self) -> dict:
         skills = {a: list(self._counts[a]) for a in sorted(self._counts)}
-        return {**super().to_json(), "skills": skills, "visits": self._visits}
+        return {**super().to_json(), "skills": skills, "failed": self._failed, "visits": self._visits}
 
 
 make = Frontier
+
+
+def failed_last(failed: Mapping[str, int], groups: Sequence[Group], key: str) -> dict[str, int]:
+    """How many attempts at each skill failed since the last that did not, after these groups."""
+    after = dict(failed)
+    for group in groups:
+        for t in group.valid:
+            for action, missed in blame.attempts(group.task, t):
+                name = skill(group.task, action, key)
+                after[name] = after.get(name, 0) + 1 if missed else 0
+    return {name: n for name, n in sorted(after.items()) if n}
 
 
 def counted(counts: Counts, groups: Sequence[Group], key: str) -> Counts:

@@ -24,12 +24,20 @@ def line(do: Sequence[str], avoid: Sequence[str] = (), most: int = 200) -> str:
 
     do, avoid: actions, most important first. Those without room are left out, and no action comes twice.
     """
-    parts = [("Use ", list(dict.fromkeys(do))), ("Not ", [a for a in dict.fromkeys(avoid) if a not in do])]
-    while True:
-        said = " ".join(f"{word}{', '.join(names)}." for word, names in parts if names)
-        if not said or len(told := f"Hint: {said}") <= most:
-            return told if said else ""
-        max((names for _, names in parts), key=len).pop()
+    return _told(*said(do, avoid, most))
+
+
+def said(do: Sequence[str], avoid: Sequence[str] = (), most: int = 200) -> tuple[list[str], list[str]]:
+    """Returns the actions that `line` recommends, and those that it warns of."""
+    do, avoid = list(dict.fromkeys(do)), [a for a in dict.fromkeys(avoid) if a not in do]
+    while len(_told(do, avoid)) > most:
+        max(do, avoid, key=len).pop()
+    return do, avoid
+
+
+def _told(do: Sequence[str], avoid: Sequence[str]) -> str:
+    parts = [f"{word} {', '.join(names)}." for word, names in (("Use", do), ("Not", avoid)) if names]
+    return " ".join(["Hint:", *parts]) if parts else ""
 
 
 def alike(a: str, b: str) -> float:

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.batches import by_variance, collect_batch, sampling_weights
 from coevolve_jax.strategies.frontier import counted, synthesize_for_skills
 from coevolve_jax.strategies.growth import unseen
@@ -59,7 +59,8 @@ class Panel(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_least(config, {"apart": 0, "probe": 1, "prior": 0, "kappa": 0, "trust": 0, "diminishing": 0})
+        check_shares(config, "apart")
+        check_least(config, {"probe": 1, "prior": 0, "kappa": 0, "trust": 0, "diminishing": 0})
         super().__init__(config, state)
         tasks, rounds = (state["panel"], state["rounds"]) if state else ([], [])
         self._panel = [Task.from_json(task) for task in tasks]
@@ -103,7 +104,8 @@ class Panel(Static):
         rates = means(counts, own.prior, skills_of(self._panel, own.level))
         factor = progress(self._rounds, self._visits, own.prior, own.trust, own.kappa)
         self._visits = Counter()
-        worth = {a: w * factor.get(a, 1.0) for a, w in variance_of(rates, counts, own.floor).items()}
+        failed = {a: n for a, (n, missed) in counts.items() if n == missed}
+        worth = {a: w * factor.get(a, 1.0) for a, w in variance_of(rates, failed, own.floor).items()}
         skills = allocate(lambda: worth, unsettled(lab.tasks, own.level), wanted, own.diminishing)
         places = order[cut:] or order
         total.add(synthesize_for_skills(lab, skills, "panel", scenarios=places, kind="signal", **how))

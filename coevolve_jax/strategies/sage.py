@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints
-from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least
+from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least, check_rolled_once, must_be
 from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
@@ -49,7 +49,10 @@ class Sage(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_least(config, {"bonus": 0, "least_calls": 1, "most_calls": 1, "kept": 1})
+        check_least(config, {"bonus": 0, "least_calls": 1, "kept": 1})
+        least, most = config.strategy.least_calls, config.strategy.most_calls
+        must_be(config, "most_calls", most >= least, f"config.strategy.least_calls ({least}) or more")
+        check_rolled_once(config)
         super().__init__(config, state, synthesize_freely, rewards=self.rewards)
         self._skills: dict[str, Mapping] = dict(state["skills"]) if state else {}  # name -> macro, words
         self._chains: list[tuple[Group, Group]] = []
@@ -61,11 +64,12 @@ class Sage(Static):
         share = c.data.min_evolved_share
         firsts = tasks.draw((size + 1) // 2, rng, min_evolved_share=share, weights=odds)
         taken, seconds = {t.id for t in firsts}, []
+        usable = {t.id for t, weight in zip(tasks, odds(tasks.rows), strict=True) if weight}
         for first in firsts[: size // 2]:
-            others = [t for t in tasks if t.id not in taken]
-            like = lambda t, a=first: (hints.overlap(t.actions, a.actions), t.scenario == a.scenario)
-            seconds += [second := max(others, key=lambda t: (*like(t), rng.random()))] if others else []
-            taken |= {second.id} if others else set()
+            others = [t for t in tasks if t.id in usable - taken]
+            order = sorted(others, key=lambda t, a=first: (*like(a, t), rng.random()))
+            seconds += order[-1:]
+            taken |= {t.id for t in order[-1:]}
         before = roll(firsts, k)
         came = {second.id: group for second, group in zip(seconds, before)}
         after = roll(seconds, k, hints=lambda task, m: self._offer(came[task.id], task, m)) if seconds else []
@@ -115,6 +119,12 @@ class Sage(Static):
 
 
 make = Sage
+
+
+def like(first: Task, t: Task) -> tuple[bool, float]:
+    """How well a task follows another in a chain: in its scenario, if they share actions; then how many."""
+    shared = hints.overlap(t.actions, first.actions)
+    return shared > 0 and t.scenario == first.scenario, shared
 
 
 def used_well(second: Group, rollout_index: int) -> bool:

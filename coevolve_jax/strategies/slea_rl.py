@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.strategies import hints
-from coevolve_jax.strategies.base import SIGNALS, StepReport, check_least, must_be
+from coevolve_jax.strategies.base import SIGNALS, StepReport, check_least, check_shares, must_be
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.strategies.step_credit import credited
@@ -62,7 +62,8 @@ class SleaRL(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        least = {"weight": 0, "discount": 0, "warm_up": 0, "capacity": 1, "warnings": 1, "best": 0}
+        check_shares(config, "discount")
+        least = {"weight": 0, "warm_up": 0, "capacity": 1, "warnings": 1, "best": 0}
         check_least(config, {**least, "strategies_read": 0, "warnings_read": 0, "characters": 0})
         anchor = config.strategy.anchor
         must_be(config, "anchor", anchor in ("observation", "state"), "observation or state")
@@ -89,8 +90,8 @@ class SleaRL(Static):
         return hints.line(strategies[: own.strategies_read], known[3][: own.warnings_read], own.characters)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        samples, own = super().compute_advantages(groups), self._config.strategy
-        return credited(samples, groups, own.weight, own.discount, own.anchor) if own.step_credit else samples
+        samples = super().compute_advantages(groups)
+        return credited(self._config, samples, groups) if self._config.strategy.step_credit else samples
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         found, own, entered = super().observe(step, groups), self._config.strategy, 0

@@ -86,8 +86,10 @@ class Soar(Static):
         rewards = [self._gain(lab, tasks, step) for tasks in sets]
         policy.update(drawn, leave_one_out(rewards), own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
-        self._gains = [*self._gains, float(np.mean(rewards))][-own.window :]
-        promoted = sets[int(np.argmax(rewards))] if np.mean(self._gains) > own.promotion else []
+        if self._hard:  # without hard tasks nothing was measured
+            self._gains = [*self._gains, float(np.mean(rewards))][-own.window :]
+        gained = bool(self._hard) and np.mean(self._gains) > own.promotion
+        promoted = sets[int(np.argmax(rewards))] if gained else []
         adopted = adopt_first(lab, promoted, c.evolution.tasks, kind="signal")
         return total.adopting(adopted, lab.tasks)
 

@@ -26,10 +26,10 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.blame import attempts
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, draft, goal_set
+from coevolve_jax.strategies.growth import adopt_first, draft, goal_set, set_apart, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Call, Context, Group, Step, Task
@@ -58,7 +58,8 @@ class Socratic(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_least(config, {"memory": 0, "drafts": 1, "probe": 2, "goal": 1, "goal_probe": 2})
+        check_least(config, {"drafts": 1, "probe": 2, "goal": 1, "goal_probe": 2})
+        check_shares(config, "memory")
         super().__init__(config, state)
         self._skills: dict[str, dict] = (
             {key: dict(own) for key, own in state["skills"].items()} if state else {}
@@ -97,18 +98,30 @@ class Socratic(Static):
         aligned = lab.influence(goal, groups, preconditioned=own.preconditioned)
         scores = {t.id: score for t, score in zip(drafts, aligned, strict=True)}
         self._reweigh({context.id: key for key, context in asked}, list(drafts), scores)
-        ranked = sorted(drafts, key=lambda t: -scores[t.id])
+        trusted = lab.tasks.fresh()
+        trusted.add(self._goal)
+        ranked = unseen(trusted, sorted(drafts, key=lambda t: -scores[t.id]))
         solved = {g.task.id: p for g in groups if (p := solve_rate(g)) is not None}
         return total.adopting(adopt_first(lab, ranked, wanted, kind="signal", solved=solved), lab.tasks)
 
     def _contexts(
         self, count: int, step: int, lab: Lab, rng: np.random.Generator
     ) -> list[tuple[str, Context]]:
-        """Draws skills for drafts. Returns each skill's key with the draft's context; [] without skills."""
-        keys, most, contexts = list(self._skills), self._config.data.max_calls, []
-        odds = np.array([own["count"] * own["weight"] for own in self._skills.values()])
+        """Draws skills for drafts. Returns each skill's key with the draft's context; [] without skills.
+
+        Examples in scenarios set apart, those of the trusted set, are left out.
+        """
+        others, apart = set_apart(self._config, lab)
+        held = [s.scenario for s in apart if s not in others]
+        usable = {
+            key: dict(own, examples=[e for e in own["examples"] if lab.tasks[e[0]].scenario not in held])
+            for key, own in self._skills.items()
+        }
+        usable = {key: own for key, own in usable.items() if own["examples"]}
+        keys, most, contexts = list(usable), self._config.data.max_calls, []
+        odds = np.array([own["count"] * own["weight"] for own in usable.values()])
         for i, k in enumerate(rng.choice(len(keys), count, p=odds / odds.sum()) if keys else ()):
-            skill = self._skills[keys[k]]
+            skill = usable[keys[k]]
             missed, instead, how = skill["parts"]
             id, calls = skill["examples"][rng.integers(len(skill["examples"]))]
             words = f"{missed} is missed" + (f", and {instead} is called instead." if instead else ".")

@@ -20,13 +20,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
+from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.strategies import random
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, check_shares
 from coevolve_jax.strategies.groups import spans
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
+from coevolve_jax.types import Group, Task, TrainingSample, Trajectory, spread
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 FIDELITY = "P: the step credit alone, among equal anchors; the library of lessons and its hints are left out."
@@ -42,7 +43,8 @@ class StepCredit:
     """`random` with other advantages (strategies/base.py documents the methods). Its state is `random`'s."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_least(config, {"weight": 0, "discount": 0})
+        check_least(config, {"weight": 0})
+        check_shares(config, "discount")
         if config.strategy.anchor not in ("observation", "state"):
             raise ValueError(
                 f"config.strategy.anchor is {config.strategy.anchor!r}: it must be observation or state."
@@ -53,9 +55,7 @@ class StepCredit:
         return self._grpo.collect(step, tasks, roll)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        own = self._config.strategy
-        samples = self._grpo.compute_advantages(groups)
-        return credited(samples, groups, own.weight, own.discount, own.anchor)
+        return credited(self._config, self._grpo.compute_advantages(groups), groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         found = self._grpo.observe(step, groups)
@@ -75,21 +75,30 @@ make = StepCredit
 
 
 def credited(
-    samples: Sequence[TrainingSample], groups: Sequence[Group], weight: float, discount: float, anchor: str
+    config: ConfigDict, samples: Sequence[TrainingSample], groups: Sequence[Group]
 ) -> list[TrainingSample]:
-    """The samples with `weight` times each message's own advantage added at its tokens."""
-    credit = {}
+    """GRPO's samples with `weight` times each message's own advantage added at its tokens.
+
+    GRPO leaves groups of equal rewards out. Their messages may differ all the same: those that do join.
+
+    config.strategy: weight, discount, anchor.
+    """
+    own, c, credit = config.strategy, config.learner, {}
     for group in groups:
-        parts = message_advantages(group, discount, anchor)
+        parts = message_advantages(group, own.discount, own.anchor)
         credit.update({id(t): part for t, part in zip(group.valid, parts, strict=True)})
 
     def finer(sample: TrainingSample) -> TrainingSample:
         advantages = np.array(sample.advantages)
         for span, advantage in zip(spans(sample.trajectory), credit[id(sample.trajectory)], strict=True):
-            advantages[span] += weight * advantage
+            advantages[span] += own.weight * advantage
         return dataclasses.replace(sample, advantages=advantages)
 
-    return [finer(sample) for sample in samples]
+    left_out, rewards = [], rewards_of(config)
+    if own.weight and (c.skip_zero_variance_groups or c.dynamic_sampling):
+        alike = [t for g in groups if g.valid and spread(rewards(g)) == 0 for t in g.valid]
+        left_out = [TrainingSample(t, np.zeros(len(t.ids), np.float32)) for t in alike if any(credit[id(t)])]
+    return [finer(sample) for sample in [*samples, *left_out]]
 
 
 def message_advantages(group: Group, discount: float, anchor: str) -> list[list[float]]:
@@ -106,7 +115,8 @@ def message_advantages(group: Group, discount: float, anchor: str) -> list[list[
     for own, values in zip(places, returns, strict=True):
         for place, value in zip(own, values, strict=True):
             at[place].append(value)
-    means = {place: float(np.mean(values)) for place, values in at.items()}
+    mean = lambda values: values[0] if len(set(values)) == 1 else float(np.mean(values))  # equal ones give 0
+    means = {place: mean(values) for place, values in at.items()}
     return [[v - means[p] for p, v in zip(own, values)] for own, values in zip(places, returns)]
 
 

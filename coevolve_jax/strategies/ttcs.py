@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.envs.base import features
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_band, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import majority
 from coevolve_jax.strategies.growth import adopt_first, draft
 from coevolve_jax.strategies.static import Static
@@ -65,8 +65,7 @@ class TTCS(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        low, high = config.strategy.band
-        must_be(config, "band", 0 <= low <= high <= 1, "two shares of 0 to 1, the lower one first")
+        check_band(config)
         must_be(config, "query_weight", config.strategy.query_weight > 0, "above 0")
         least = {"drafts": 1, "probe": 2, "power": 0, "learning_rate": 0, "kl_coef": 0}
         check_least(config, least)

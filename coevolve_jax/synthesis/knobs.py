@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from coevolve_jax.envs.base import canonical
 from coevolve_jax.types import Context, Task
@@ -65,8 +66,8 @@ class KnobPolicy:
             pi = self.shares(factor)
             chosen = np.array([values.index(d[factor]) for d in drawn])
             gain = np.mean(weights[:, None] * (np.eye(len(values))[chosen] - pi), axis=0)
-            entropy = -np.sum(pi * np.log(pi))
-            pull = pi * (np.log(pi) + entropy)  # gradient of KL(pi || uniform) by the logits
+            each = scipy.special.entr(pi)  # -pi log(pi), 0 at 0
+            pull = pi * each.sum() - each  # gradient of KL(pi || uniform) by the logits
             self._logits[factor] += learning_rate * (gain - kl_coef * pull)
 
     def to_json(self) -> dict:

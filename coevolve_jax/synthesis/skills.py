@@ -50,9 +50,12 @@ def beta(counts: Counts, prior: float, skills: Iterable[str] = ()) -> dict[str, 
     return after
 
 
-def variance_of(theta: Mapping[str, float], counts: Counts, floor: float) -> dict[str, float]:
-    """Worth w of each skill: theta (1 - theta), or the floor if all of HOPELESS attempts failed."""
-    hopeless = {a for a, (n, missed) in counts.items() if floor and n == missed >= HOPELESS}
+def variance_of(theta: Mapping[str, float], failed: Mapping[str, float], floor: float) -> dict[str, float]:
+    """Worth w of each skill: theta (1 - theta), or the floor for a hopeless one.
+
+    failed: how many attempts at each skill have all failed (since the last that did not).
+    """
+    hopeless = {a for a, n in failed.items() if floor and n >= HOPELESS}
     return {a: floor if a in hopeless else p * (1 - p) for a, p in theta.items()}
 
 

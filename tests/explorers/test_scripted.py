@@ -437,6 +437,19 @@ def test_goals_of_a_usual_size_are_as_frequent_as_their_share_and_others_rare():
     assert 0 < sizes[1] + sizes[7] + sizes[8] < 0.05 * DRAWS
 
 
+@pytest.mark.parametrize("least, first", [(2, (1, 3)), (3, (1, 3, 4)), (5, None)])
+def test_a_plan_that_is_too_short_for_a_task_is_gone_on_with(least, first):
+    """After its last step; where no good step is left, other goals stand in."""
+    explored = exploration(file_task(), walk(*"abcde"), 0)
+    context = dataclasses.replace(explored.context, plan=("b", "d"))
+    explored = dataclasses.replace(explored, context=context)
+    found = [g.wanted for g in propose_goals(explored, Limits(9, least, least), pattern)]
+    if first:
+        assert found[0] == first and all(len(w) == least for w in found)
+    else:
+        assert found[0] == (1, 3, 4) and found[1:] == [(0, 1, 2, 3, 4)]
+
+
 def test_goals_turn_to_the_focus_and_hold_what_they_must():
     triplets = walk(*"abcdefgh")
     limits = Limits(1, 2, 2)

@@ -519,7 +519,9 @@ def test_tools_are_drawn_in_rounds_of_different_ones(seed, count, breadth):
     "key, value", [("breadth", 0), ("first_sight", -1), ("sharpness", -1.0), ("memory", -0.5)]
 )
 def test_settings_of_blame_that_mean_nothing_are_refused(key, value):
-    with pytest.raises(ValueError, match=f"config.strategy.{key} is {value}: it must be [01] or more"):
+    with pytest.raises(
+        ValueError, match=f"config.strategy.{key} is {value}: it must be ([01] or more|within 0 and 1)"
+    ):
         blame.make(settings_of("blame", **{f"strategy.{key}": value}))
 
 

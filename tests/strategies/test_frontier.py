@@ -98,12 +98,19 @@ def test_draws_of_the_rates_differ_by_seed_and_their_means_do_not():
         assert all(p["tool_7"] > 0 for p in places)  # nobody has tried it
 
 
-def test_a_hopeless_skill_is_neither_chased_nor_forgotten():
+@pytest.mark.parametrize("memory", [1.0, 0.95])
+def test_a_hopeless_skill_is_neither_chased_nor_forgotten(memory):
     chased = {}
     for floor in (0.02, 0.0):
-        config = config_of("frontier", memory=1.0, floor=floor)
+        config = config_of("frontier", memory=memory, floor=floor)
         strategy, lab = build.strategy(config), Lab(config, live("tool_1", 1))
-        strategy.observe(0, evidence({"tool_1": 0.0, "tool_5": 0.5}, 2))
+        failures = [a_group(a_task("tool_1 0", "tool_1"), 0, 12)]
+        strategy.observe(0, [*failures, *evidence({"tool_5": 0.5}, 2)])
+        for step in range(1, 4):
+            strategy.observe(step, [])  # the counts fade, and twelve failures stay twelve
+        assert strategy.to_json()["failed"] == {"tool_1": 12} | (
+            {"tool_5": n} if (n := strategy.to_json()["failed"].get("tool_5")) else {}
+        )
         strategy.evolve(4, lab)
         chased[floor] = lab.places["tool_1"]
     assert 0 < chased[0.02] < 0.7 * chased[0.0]

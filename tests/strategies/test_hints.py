@@ -4,11 +4,12 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax import build
-from coevolve_jax.strategies import evolver, hints
+from coevolve_jax.strategies import evolver, hints, sage
 from coevolve_jax.strategies.evolver import distil
 from coevolve_jax.types import Call, Group, Hint, Turn
 from tests.support.method_cases import Rolls, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
@@ -161,6 +162,22 @@ def test_the_same_advice_of_a_task_is_one_principle_and_the_nearest_come_first()
     assert strategy.help(asking("o", "Drink it.", "sip"), 0) is None
 
 
+def test_a_principle_that_the_line_leaves_out_is_not_used():
+    """It warns of what another one recommends, or there is no room for it."""
+    config = config_of("evolver", characters=len("Hint: Use mv, cp."))
+    words = sorted(hints.words(MOVE.turns[0].query))
+    fresh = {"task": MOVE.id, "words": words, "uses": 0, "successes": 0}
+    store = [
+        {"do": do, "action": name, **fresh} for do, name in ((1, "mv"), (1, "cp"), (0, "cp"), (1, "far"))
+    ]
+    strategy = build.strategy(config)
+    strategy._store = [{**p, "do": bool(p["do"])} for p in store]
+    strategy._config.strategy.read = 4
+    assert strategy.help(MOVE, 0) == Hint("Hint: Use mv, cp.")
+    strategy.observe(1, [a_group(MOVE, True, True)])
+    assert [p["uses"] for p in strategy.to_json()["store"]] == [2, 2, 0, 0]
+
+
 # Evolving-RL's extractor
 
 
@@ -193,7 +210,7 @@ def test_an_extractor_is_paid_by_what_a_skill_does_on_other_tasks():
             strategy.observe(step, groups)
         (row,) = strategy.observe(25, []).rows
         shares[crossed] = row["shares"]["last"] + row["shares"]["parting"]
-    assert shares[True] > 0.6 and shares[False] < 0.2, shares
+    assert shares[True] > 0.6 and shares[False] < 0.25, shares  # by chance a third
 
 
 def test_the_rollouts_of_a_task_try_different_skills_of_another_task():
@@ -219,6 +236,23 @@ def test_the_rollouts_of_a_task_try_different_skills_of_another_task():
         )
         assert len({tuple(lines) for lines in tried.values()}) <= 1
     assert strategy.help(tasks[4].without_calls(), 0) is None  # the likeliest skill is none as yet
+
+
+def test_no_source_of_a_step_is_in_its_batch_and_no_retired_task():
+    config = config_of(
+        "evolving_rl",
+        near=2,
+        **{"rollout.tasks_per_step": 4, "rollout.group_size": 2, "data.retire_after": 3},
+    )
+    tasks = [a_task(f"a{i}", "a", f"end_{i}") for i in range(24)]
+    strategy, pool = build.strategy(config), a_pool(*tasks)
+    strategy.observe(0, [a_group(t, True, True) for t in tasks])
+    for _ in range(3):
+        pool.record({t.id: 1.0 for t in tasks[12:]})
+    for step in range(1, 20):
+        batch = {g.task.id for g in strategy.collect(step, pool, Rolls(lambda t: 1.0))}
+        assert len(batch) == 4 and len(strategy._skills) == 2
+        assert not batch & strategy._skills.keys() and not batch & {t.id for t in tasks[12:]}
 
 
 # SAGE's chains
@@ -251,6 +285,32 @@ def test_a_skill_is_paid_in_both_tasks_if_it_is_used_and_both_succeed():
     assert chained(True, False, used=True)[:2] == ((1.0, 0.0), 0)
     assert chained(False, True, used=True)[:2] == ((0.0, 1.0), 0)  # nothing was there to be used
     assert chained(True, True, used=True, bonus=0.0)[0] == (1.0, 1.0)
+
+
+def test_a_chain_stays_in_its_scenario_where_tasks_there_share_actions():
+    other = dataclasses.replace(FIRST, id="other", scenario={"id": "elsewhere"})  # all actions alike
+    near = dataclasses.replace(NEXT, id="near", scenario=FIRST.scenario)
+    apart = a_task("apart", "touch", scenario=FIRST.scenario)  # no action in common
+    assert sage.like(FIRST, near) > sage.like(FIRST, other) > sage.like(FIRST, apart)
+
+
+def test_a_retired_task_is_no_second_of_a_chain():
+    config = config_of(
+        "sage", **{"rollout.tasks_per_step": 2, "rollout.group_size": 2, "data.retire_after": 3}
+    )
+    pool = a_pool(FIRST, NEXT, a_task("far", "touch"))
+    for _ in range(3):
+        pool.record({"next": 1.0})
+    drawn = {
+        g.task.id for s in range(20) for g in build.strategy(config).collect(s, pool, Rolls(lambda t: 1.0))
+    }
+    assert drawn == {"first", "far"}
+
+
+@pytest.mark.parametrize("name", ["sage", "evolving_rl"])
+def test_methods_that_roll_once_refuse_dynamic_sampling(name):
+    with pytest.raises(ValueError, match=f"dynamic_sampling is 2, and strategy {name} draws no task anew"):
+        build.strategy(config_of(name, **{"learner.dynamic_sampling": 2}))
 
 
 def test_a_rollout_without_any_call_is_worse_than_a_failure():

@@ -210,6 +210,35 @@ def test_socratics_drafts_are_of_what_was_missed_and_those_that_it_takes_are_ali
     assert abs(asked[1][("tool_1",)] - asked[1][("tool_2",)]) < 40
 
 
+def test_socratics_trusted_set_is_apart_from_what_it_grows():
+    """Its scenarios hold no example of a draft, and D_t takes none of its tasks."""
+
+    class Copying(Registry):
+        """Drafts are copies of the trusted tasks as far as there are some, and aligned above all."""
+
+        def synthesize(self, contexts, *, into=None, **how):
+            stats = super().synthesize(contexts, into=into, **how)
+            if how["kind"] == "draft":
+                copies = [dataclasses.replace(t, id=f"copy {t.id}") for t in strategy._goal]
+                into.add([dataclasses.replace(t, lineage=next(iter(into)).lineage) for t in copies])
+            return stats
+
+    config = config_of("socratic")
+    groups = [*traces(1, 4), *traces(2, 4)]
+    strategy = build.strategy(config)
+    lab = Copying(config, [g.task for g in groups])
+    _, apart = set_apart(config, lab)
+    moved = dataclasses.replace(groups[0].task, id="moved", scenario=apart[0].scenario)
+    lab.tasks.add([moved])
+    own = tuple(dataclasses.replace(t, task_id="moved") for t in groups[0].trajectories)
+    groups.append(Group(moved, own))
+    for step in range(2):
+        strategy.observe(step, groups)
+        assert strategy.evolve(step, lab).added > 0
+    assert "moved" not in {c.task.id for c in lab.contexts} and strategy._goal
+    assert not [t.id for t in lab.tasks if t.id.startswith("copy")]
+
+
 def test_a_lesson_is_the_missed_call_what_came_instead_and_how_that_ended():
     calls = (call(0), call(1), call(2))
     task = Task("t", "made_up", {}, (Turn("q", calls),))
@@ -312,6 +341,15 @@ def test_soar_takes_no_set_while_the_mean_gain_is_small():
         lab.gain = wins / 32
         added.append(strategy.evolve(step, lab).added)
     assert added == [0, 0, 12, 12]
+
+
+def test_an_evolution_without_hard_tasks_measures_nothing():
+    config = config_of("soar", promotion=0.05)
+    strategy, lab = build.strategy(config), Branching(config, 0.1, lambda level, number: True)
+    lab.probe = lambda tasks, k, step: [solved(t, 1, k) for t in tasks]  # nothing is hard
+    assert strategy.evolve(0, lab).added == 0 and strategy.to_json()["gains"] == []
+    del lab.probe
+    assert strategy.evolve(1, lab).added > 0 and len(strategy.to_json()["gains"]) == 1
 
 
 def test_soars_hard_tasks_are_those_that_fail_every_attempt_and_nobody_trains_on_them():

@@ -197,7 +197,7 @@ def test_agent0_keeps_to_its_band_and_reports_how_its_majorities_agree_with_the_
     assert not [row for row in strategy.observe(2, []).rows if row["kind"] == "probe"]
     with pytest.raises(ValueError, match="config.strategy.labels is 'votes': it must be majority or checker"):
         build.strategy(config_of("agent0", labels="votes"))
-    with pytest.raises(ValueError, match=r"config.strategy.band is \(0.8, 0.3\): give two shares"):
+    with pytest.raises(ValueError, match=r"config.strategy.band is \(0.8, 0.3\): it must be two shares"):
         build.strategy(config_of("agent0", band=(0.8, 0.3)))
 
 

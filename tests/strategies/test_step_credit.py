@@ -74,6 +74,24 @@ def test_a_detour_of_a_success_can_be_worse_than_the_way_of_others():
     assert (detour.advantages[spans(long)[-1]] > 0).all()
 
 
+def test_a_group_of_equal_rewards_teaches_which_way_was_shorter():
+    short = [a_rollout(i, 1.0, [("go", "x"), ("good", "yes")]) for i in range(2)]
+    long = [a_rollout(i, 1.0, [("go", "x"), ("around", "a"), ("good", "yes")]) for i in (2, 3)]
+    group, skip = Group(TASK, (*short, *long)), {"learner.skip_zero_variance_groups": False}
+    made = samples(group)
+    first = [s.advantages[spans(s.trajectory)[0]] for s in made]
+    np.testing.assert_allclose(
+        np.mean(first, 1), np.array([1, 1, -1, -1]) * (0.95**2 - 0.95**3) / 2, rtol=1e-5
+    )
+    config = settings_of("step_credit", **skip)
+    for ours, all_groups in zip(made, build.strategy(config).compute_advantages([group]), strict=True):
+        np.testing.assert_array_equal(ours.advantages, all_groups.advantages)
+    assert samples(group, weight=0.0) == []
+    for alike in (0.0, 0.7, 1.0):  # nothing to tell apart, however the mean of equal returns rounds
+        rollouts = tuple(a_rollout(i, alike, [("go", "x")]) for i in range(7))
+        assert samples(Group(TASK, rollouts)) == []
+
+
 def test_the_state_tells_equal_answers_to_different_calls_apart():
     one, two = a_rollout(0, 1.0, [("a", "{}"), ("c", "{}")]), a_rollout(1, 0.0, [("b", "{}"), ("c", "{}")])
     read = [anchors(TASK, t, "observation") for t in (one, two)]

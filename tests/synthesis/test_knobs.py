@@ -33,6 +33,12 @@ def test_an_update_is_the_gradient_of_reward_and_divergence(logits, kl, seed):
     np.testing.assert_allclose(policy.to_json()["calls"], theta + 0.5 * np.array(gradient), atol=1e-6)
 
 
+def test_a_setting_whose_share_is_0_stays_a_number():
+    policy = KnobPolicy({"a": (1, 2)}, {"a": [2000.0, -2000.0]})
+    policy.update([{"a": 1}], [1.0], 1.0, kl_coef=0.1)
+    assert policy.shares("a").tolist() == [1.0, 0.0] and np.isfinite(policy.to_json()["a"]).all()
+
+
 def test_it_learns_what_pays_and_goes_on_from_its_state():
     rng, policy = np.random.default_rng(0), KnobPolicy(FACTORS)
     for _ in range(30):

@@ -49,8 +49,6 @@ def test_the_posterior_starts_from_the_rate_of_all_skills():
 
 
 def test_the_worth_is_the_variance_and_a_floor_where_all_attempts_failed():
-    worth = lambda attempts, misses, floor=0.02: variance_of({"a": 0.2}, {"a": (attempts, misses)}, floor)[
-        "a"
-    ]
-    assert (worth(20.0, 20.0), worth(12.0, 12.0)) == (0.02, 0.02)
-    assert worth(11.0, 11.0) == worth(20.0, 19.0) == worth(20.0, 20.0, 0.0) == pytest.approx(0.16)
+    worth = lambda failed, floor=0.02: variance_of({"a": 0.2}, {"a": failed}, floor)["a"]
+    assert (worth(20), worth(12)) == (0.02, 0.02)
+    assert worth(11) == worth(0) == worth(20, 0.0) == pytest.approx(0.16)

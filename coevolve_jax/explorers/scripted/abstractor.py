@@ -100,9 +100,10 @@ def propose_goals(
 ) -> list[Goal]:
     """Draws up to limits.proposals different goals, each from the steps of one round.
 
-    The first is the context's plan, where a round followed all of it. A step in the focus is four times as
-    likely as another. If the draw misses an action in the context's `must`, a step with that action replaces
-    a random one.
+    The first is the context's plan, where a round followed all of it. If a task needs more calls than the
+    plan has, the next good steps of that round follow. The others are drawn. A step in the focus is four
+    times as likely as another. If the draw misses an action in the context's `must`, a step with that action
+    replaces a random one.
 
     wording: the family's words for a call.
     """
@@ -114,8 +115,11 @@ def propose_goals(
     must = set(exploration.context.must)
     usable = [steps for steps in usable if must <= {action_pattern(t.call) for t in steps}]
     plan = exploration.context.plan
-    followed = [fulfilled(plan, steps, action_pattern) for steps in usable] if plan else []
-    goals = [steps for steps in followed if steps][:1]
+    goals: list[tuple[int, ...]] = []
+    for steps in usable if plan else ():
+        if not goals and (wanted := fulfilled(plan, steps, action_pattern)):
+            later, short = [t.index for t in steps if t.index > wanted[-1]], limits.min_calls - len(wanted)
+            goals = [(*wanted, *later[: max(0, short)])]
     for _ in range(limits.proposals - len(goals) if usable else 0):
         steps = usable[rng.integers(len(usable))]
         allowed = list(range(limits.min_calls, min(limits.max_calls, len(steps)) + 1))
