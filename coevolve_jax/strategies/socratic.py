@@ -113,7 +113,7 @@ class Socratic(Static):
         """
         others, apart = set_apart(self._config, lab)
         held = [s.scenario for s in apart if s not in others]
-        usable = {
+        usable: dict[str, dict] = {
             key: dict(own, examples=[e for e in own["examples"] if lab.tasks[e[0]].scenario not in held])
             for key, own in self._skills.items()
         }
