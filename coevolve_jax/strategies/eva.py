@@ -25,7 +25,7 @@ from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must
 from coevolve_jax.strategies.growth import synthesize_in_turn
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.variants import variant
+from coevolve_jax.synthesis.variants import possible, variant
 from coevolve_jax.types import Group
 
 OPERATORS = ("add_call", "other_arguments", "other_scene", "new_turn")  # two deeper, two wider
@@ -67,6 +67,7 @@ class Eva(Static):
             variant(lab.tasks[id], operator, lab.scenarios, rng, f"eva/{step}/{id}/{operator}")
             for id in parents(recent, rng)
             for operator in OPERATORS
+            if possible(lab.tasks[id], operator, c.data.min_calls, c.data.max_calls)
         ]
         wanted = c.evolution.tasks
         return synthesize_in_turn(lab, contexts, wanted=wanted, kind="signal", step=step, rng=rng)

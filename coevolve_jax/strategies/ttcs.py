@@ -34,7 +34,7 @@ from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.similarity import CountCosines
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.variants import variant
+from coevolve_jax.synthesis.variants import possible, variant
 from coevolve_jax.types import GIVEN, Call, Group, Task, TrainingSample, Turn
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
@@ -112,7 +112,7 @@ class TTCS(Static):
         contexts = {
             i: variant(task, knobs["operator"], lab.scenarios, rng, f"ttcs/{step}/{i}")
             for i, (task, knobs) in enumerate(zip(sources, drawn, strict=True))
-            if len(task.calls) > 1 or knobs["operator"] != "drop_call"
+            if possible(task, knobs["operator"], c.data.min_calls, c.data.max_calls)
         }
         drafts, made = draft(lab, list(contexts.values()), step=step, rng=rng)
         groups = {g.task.lineage.context: g for g in lab.probe(list(drafts), own.probe, step)}

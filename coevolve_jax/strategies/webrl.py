@@ -33,7 +33,7 @@ from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import adopt_first, draft
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.variants import OPERATORS, variant
+from coevolve_jax.synthesis.variants import OPERATORS, possible, variant
 from coevolve_jax.types import SUCCESS, Group, Task, TrainingSample, Trajectory
 
 KNOWN = (0.5, 0.95)  # mean token probability of a replayed rollout: above the first, at most the second
@@ -105,7 +105,7 @@ class WebRL(Static):
             variant(failed[i], operator, lab.scenarios, rng, f"webrl/{step}/{failed[i].id}/{operator}")
             for i in rng.permutation(len(failed))
             for operator in OPERATORS
-            if operator != "drop_call" or len(failed[i].calls) > c.data.min_calls
+            if possible(failed[i], operator, c.data.min_calls, c.data.max_calls)
         ]
         drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
         values = {task.id: value(critic, self._features(task)) for task in drafts}

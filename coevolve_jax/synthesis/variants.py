@@ -16,6 +16,12 @@ from coevolve_jax.types import Context, Task
 OPERATORS = ("drop_call", "add_call", "other_arguments", "other_scene", "new_turn")
 
 
+def possible(task: Task, operator: str, least: int, most: int) -> bool:
+    """Whether an operator's variant of a task has at least `least` and at most `most` calls."""
+    count = len(task.calls) + {"drop_call": -1, "add_call": 1, "new_turn": 1}.get(operator, 0)
+    return least <= count <= most
+
+
 def variant(
     task: Task, operator: str, scenarios: Sequence[Task], rng: np.random.Generator, id: str
 ) -> Context:

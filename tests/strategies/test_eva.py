@@ -46,6 +46,15 @@ def test_children_are_variants_of_tasks_with_a_gap(live):
     assert Counter(c.signal for c in lab.contexts) == dict.fromkeys(eva.OPERATORS, 4)
 
 
+def test_a_parent_with_the_most_calls_has_only_variants_that_are_no_longer():
+    config = config_of("eva")
+    tasks = a_pool(*(a_task(f"t{i}", *["tool_0"] * config.data.max_calls) for i in range(2)))
+    strategy, lab = build.strategy(config), Lab(config, tasks)
+    strategy.observe(4, [a_group(t, 1, 0, 0) for t in tasks])
+    strategy.evolve(4, lab)
+    assert {c.signal for c in lab.contexts} == {"other_arguments", "other_scene"}
+
+
 def test_only_visits_since_the_last_evolution_count_and_without_a_gap_nothing_is_born():
     assert evolved([1, 0, 5], at=0)[1].added == 4
     for solved, at in (([1, 0, 5], -1), ([0, 5, 5], 4)):

@@ -99,7 +99,8 @@ class Lab(MadeUpLab):
 
 def test_the_synthesiser_learns_which_operator_divides_the_rollouts():
     """A variant starts from what the majority did: the queries themselves have no calls."""
-    config = settings_of("ttcs", **QUERIES, **{"evolution.every": 1, "evolution.tasks": 24, "steps": 99})
+    how = {"evolution.every": 1, "evolution.tasks": 24, "steps": 99, "data.min_calls": 1}
+    config = settings_of("ttcs", **QUERIES, **how)
     strategy, tasks = build.strategy(config), TaskPool()
     tasks.add([query(n) for n in range(4)])
     assert strategy.evolve(0, Lab(config, tasks)).added == 0  # nobody has tried a query yet

@@ -17,7 +17,7 @@ from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Verdict
-from coevolve_jax.synthesis.variants import OPERATORS, variant
+from coevolve_jax.synthesis.variants import OPERATORS, possible, variant
 from coevolve_jax.types import Call, Task, Turn
 from tests.support.paths import ROOT
 
@@ -47,6 +47,13 @@ def test_the_plans_of_variants():
         variant(single, "drop_call", SCENES, np.random.default_rng(0), "c")
     with pytest.raises(ValueError, match="no operator 'deeper': use one of drop_call"):
         made("deeper")
+
+
+def test_a_variant_is_possible_if_its_calls_are_as_many_as_a_task_may_have():
+    found = {o for o in OPERATORS if possible(TASK, o, 2, 6)}
+    assert found == set(OPERATORS)
+    assert {o for o in OPERATORS if possible(TASK, o, 3, 6)} == found - {"drop_call"}
+    assert {o for o in OPERATORS if possible(TASK, o, 2, 3)} == found - {"add_call", "new_turn"}
 
 
 @pytest.fixture(scope="module")
