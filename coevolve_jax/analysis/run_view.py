@@ -80,9 +80,9 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
         span, p = interval(result.paired.difference, "{:+.1f}", 100), p_value(result.paired.p)
         test = f"{span}; {p}, paired over tasks"
         if worst := stats.held_out_at_worst(summary):
-            moved = worst.after.value - worst.before.value
+            moved = worst.paired.difference.value
             test += f"; {100 * moved:+.1f} points if lost trials are failures"
-        gain = (f"{100 * (after.value - before.value):+.1f} points", test)
+        gain = (f"{100 * result.paired.difference.value:+.1f} points", test)
     elif summary and (lost := lost_sides(summary)):
         success = ("—", "; ".join(lost))
     origins = Counter(asked_for(task) for task in run.tasks)

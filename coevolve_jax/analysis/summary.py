@@ -167,14 +167,19 @@ def _help_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     told = stats.before_and_after(summary["held_out"]["after"], helped) if helped else None
     if told is None:
         return []
-    gain, text = (
-        100 * (told.after.value - told.before.value),
-        interval(told.paired.difference, "{:+.1f}", 100),
-    )
     return [
         ("after, with help", f"{told.after.value:>6.1%}", interval(told.after, "{:.1%}")),
-        ("gain of the help", f"{gain:>+5.1f} points", text),
+        ("gain of the help", *_gain(told.paired)),
     ]
+
+
+def _gain(paired: stats.Paired) -> tuple[str, str]:
+    """The mean difference per task in points, and its interval.
+
+    Where trials are lost it is not the difference of the two rates, which are over all trials.
+    """
+    points = 100 * paired.difference.value
+    return f"{points:>+5.1f} points", interval(paired.difference, "{:+.1f}", 100)
 
 
 def _result_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:
@@ -182,9 +187,8 @@ def _result_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:
         (when, f"{e.value:>6.1%}", interval(e, "{:.1%}"))
         for when, e in (("before", result.before), ("after", result.after))
     ]
-    points = 100 * (result.after.value - result.before.value)
     return lines + [
-        ("gain", f"{points:>+5.1f} points", interval(result.paired.difference, "{:+.1f}", 100)),
+        ("gain", *_gain(result.paired)),
         (
             "paired permutation test",
             f" {p_value(result.paired.p)}",

@@ -176,8 +176,9 @@ def plan_of(bundles: Sequence[Bundle], made: Mapping[str, Any]) -> dict[str, Any
 
 
 def joined(plan: Mapping[str, Any] | None) -> list[Cell]:
-    """Cells of arms that are run elsewhere and joined this comparison."""
-    return [_cell(entry) for bundle in (plan or {}).get("joined", ()) for entry in bundle["cells"]]
+    """Cells of arms that are run elsewhere and joined this comparison, each once, also if a bundle grew."""
+    found = (_cell(entry) for bundle in (plan or {}).get("joined", ()) for entry in bundle["cells"])
+    return list(dict.fromkeys(found))
 
 
 def join(

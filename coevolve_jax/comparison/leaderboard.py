@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import statistics
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -26,8 +27,12 @@ from coevolve_jax.comparison.differences import METRICS, Counts, counts
 
 RANDOM, PROBE, ORACLE = "random", "random_probe", "oracle"
 CONTROLS = (
-    "static", "placebo", RANDOM, PROBE, "even", "prioritised", "weakest", "random_dev", "blame", ORACLE,
+    "static", "placebo", RANDOM, PROBE, "random_known", "random_prioritised", "even", "prioritised",
+    "weakest", "random_dev", "blame", ORACLE, "oracle_probe",
 )  # fmt: skip
+ORACLES = (ORACLE, "oracle_probe")  # they know the weak tools, and have no rank
+FEW = 5  # an arm with fewer seeds has no rank
+FLIPPED = 6  # with fewer seeds even the best of all sign flips has p above 0.05, and Dunnett's stands alone
 RESAMPLES = 2000
 COLUMNS = (
     "testbed", "base", "split", "method", "paper", "fidelity", "seeds", "metric", "mean", "sd",
@@ -104,6 +109,7 @@ def load(name: str, paths: Sequence[Path]) -> Testbed:
             )
         else:
             first["joined"] += theirs.get("joined", ())
+        _check_starts(path, [*costs, *own_costs])
         known = {(r["arm"], int(r["seed"])) for r in costs}
         new = lambda r, known=known: (r["arm"], int(r["seed"])) not in known
         rows += filter(new, own_rows)
@@ -111,6 +117,18 @@ def load(name: str, paths: Sequence[Path]) -> Testbed:
     if first is None or not any(r.get("diverged") is None for r in costs):
         raise ValueError(f"The testbed {name} has no finished run: name a folder or a bundle that has some.")
     return Testbed(name, first, rows, costs)
+
+
+def _check_starts(path: Path, costs: Iterable[Mapping[str, Any]]) -> None:
+    """Raises ValueError unless the runs of a seed began with the same tasks, trained on and held out."""
+    known: dict[tuple[int, str], Any] = {}
+    for r in costs:
+        for name in (key for key in r if key.endswith("_digest") and r[key]):
+            if known.setdefault((int(r["seed"]), name), r[name]) != r[name]:
+                raise ValueError(
+                    f"{path}: {r['arm']}, seed {r['seed']}, has other tasks ({name} {r[name]}) than another "
+                    "arm of this seed: leave it out."
+                )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict]]:
@@ -139,24 +157,35 @@ def board(testbed: Testbed) -> Board:
     """Computes the rows of a testbed. Raises ValueError where `random` has no run, the control of all."""
     metric = METRICS[primary(testbed)]
     found = counts(testbed.rows, metric)
-    by_seed = _by_seed(found)
-    if RANDOM not in by_seed:
+    every = _by_seed(found)
+    if RANDOM not in every:
         raise ValueError(
             f"{testbed.name} has no finished run of {RANDOM}, which all are compared with: run it."
         )
+    by_seed = {a: own for a, own in every.items() if own.keys() & every[RANDOM].keys()}
     fitted = many_to_one.fit(by_seed)
     means = dict(zip(fitted.arms, fitted.means.tolist(), strict=True))
     methods = [a for a in by_seed if a.partition("+")[0] not in CONTROLS]
     first = against_random(fitted, by_seed, methods)
     others = [a for a in by_seed if a not in methods and a != RANDOM]
     first |= {c.a: c for c in many_to_one.pooled(fitted, others, RANDOM)}
-    second = against_probe(fitted, [a for a in methods if (first[a].low or 0) > 0])
+    worst = worst_case(testbed, found, by_seed)
+    worst_fit = many_to_one.fit(worst)
+    at_worst = against_random(worst_fit, worst, methods)
+    passed = [a for a in methods if min(first[a].low or 0, at_worst[a].low or 0) > 0]
+    second = against_probe(fitted, passed)
     order = sorted(means, key=lambda a: -means[a])
-    ranked = [a for a in order if a != ORACLE]
-    ranks = rank_intervals({key: c for key, c in found.items() if key[0] in ranked})
+    ranked = [a for a in order if a not in ORACLES]
+    ranks = rank_intervals(
+        {
+            (a, s): c
+            for (a, s), c in found.items()
+            if a in ranked and s in by_seed[a] and len(by_seed[a]) >= FEW
+        }
+    )
     letters = many_to_one.letters(ranked, many_to_one.apart(fitted, ranked))
     secondary = {name: _means(testbed.rows, METRICS[name]) for name in ("others", "iid")}
-    gap = means[ORACLE] - means[RANDOM] if ORACLE in means else 0.0
+    gap = means[ORACLE] - means[RANDOM] if ORACLE in means and (first[ORACLE].low or 0) > 0 else 0.0
     papers = {s.arm: s.paper for s in systems() if s.arm}
     config, rows = testbed.plan["config"], []
     for a in order:
@@ -191,7 +220,39 @@ def board(testbed: Testbed) -> Board:
         if a in ranks:
             row |= dict(zip(("rank_lo", "rank_hi", "p_best"), ranks[a], strict=True))
         rows.append({column: row.get(column) for column in COLUMNS})
-    return Board(testbed, rows, by_seed, fitted.sd, fitted.df, _said(testbed, by_seed))
+    under = dict(zip(worst_fit.arms, worst_fit.means.tolist(), strict=True))
+    said = _said(testbed, by_seed)
+    said += [f"{a} shares no seed with {RANDOM} and stands in no table." for a in every if a not in by_seed]
+    for a in order:
+        least = under[a] - under[RANDOM]
+        if abs(least - (means[a] - means[RANDOM])) > stats.LOST or _lost_share(found, a) > stats.LOST:
+            said.append(
+                f"{a} lost {_lost_share(found, a):.1%} of its trials. With lost trials as failures and "
+                f"diverged runs as 0 its mean is {100 * under[a]:.1f}, {100 * least:+.1f} against {RANDOM}."
+            )
+    said += _added(testbed.plan)
+    return Board(testbed, rows, by_seed, fitted.sd, fitted.df, said)
+
+
+def worst_case(
+    testbed: Testbed, found: Mapping[tuple[str, int], Counts], by_seed: Mapping[str, Mapping[int, float]]
+) -> dict[str, dict[int, float]]:
+    """The values by arm and seed with lost trials as failures, and diverged runs as 0."""
+    worst = _by_seed({key: c.lost_as_failures() for key, c in found.items() if key[0] in by_seed})
+    for r in testbed.costs:
+        if r.get("diverged") is not None and r["arm"] in worst:
+            worst[r["arm"]][int(r["seed"])] = 0.0
+    return worst
+
+
+def _lost_share(found: Mapping[tuple[str, int], Counts], a: str) -> float:
+    lost, asked, _ = np.sum([c.tally for (arm, _), c in found.items() if arm == a], axis=0)
+    return float(lost / asked) if asked else 0.0
+
+
+def _added(asked: Mapping[str, Any]) -> list[str]:
+    """Says which arms and seeds were added to the plan after the run began."""
+    return [f"Added after the run began, on {e['date']}: {e['what']}." for e in asked.get("extended", ())]
 
 
 def primary(testbed: Testbed) -> str:
@@ -202,10 +263,22 @@ def primary(testbed: Testbed) -> str:
 def against_random(
     fitted: many_to_one.Fit, by_seed: many_to_one.Values, methods: Sequence[str]
 ) -> dict[str, many_to_one.Contrast]:
-    """The first family: methods against free exploration, by the wider of two simultaneous intervals."""
-    pooled = many_to_one.dunnett(fitted, methods, RANDOM)
-    flipped = many_to_one.max_t(by_seed, methods, RANDOM)
-    return {a.a: many_to_one.wider(a, b) for a, b in zip(pooled, flipped, strict=True)}
+    """The first family: methods against free exploration, by the wider of two simultaneous intervals.
+
+    Sign flips take the arms with FLIPPED seeds or more: one with fewer would set a floor to the p of all.
+    The others have Dunnett's alone, and none at all below three seeds.
+    """
+    common = {
+        a: [x - by_seed[RANDOM][s] for s, x in by_seed[a].items() if s in by_seed[RANDOM]] for a in methods
+    }
+    flipped = many_to_one.max_t(by_seed, [a for a in methods if len(common[a]) >= FLIPPED], RANDOM)
+    second = {c.a: c for c in flipped}
+    nothing = lambda c: c._replace(low=None, high=None, p=None)
+    found = {}
+    for c in many_to_one.dunnett(fitted, methods, RANDOM):
+        told = len(common[c.a]) > 2 and not stats.alike(common[c.a])
+        found[c.a] = many_to_one.wider(c, second[c.a]) if c.a in second else c if told else nothing(c)
+    return found
 
 
 def against_probe(fitted: many_to_one.Fit, passed: Sequence[str]) -> dict[str, many_to_one.Contrast]:
@@ -225,6 +298,8 @@ def rank_intervals(
     Samples without any value of an arm are left out of its interval; it cannot be the best in them. Equal
     bests share the point.
     """
+    if not found:
+        return {}
     there = np.any([c.there for c in found.values()], axis=0)
     rng = np.random.default_rng(seed)
     where = stats.resample(int(there.sum()), rng, RESAMPLES)
@@ -293,6 +368,9 @@ def _origin(column: str, asked: Mapping[str, Any]) -> dict[str, str]:
     for entry in asked.get("joined", ()):
         if any(cell["arm"] == column.partition("+")[0] for cell in entry["cells"]):
             return {"commit": entry["commit"], "date": entry["date"]}
+    for entry in asked.get("extended", ()):
+        if column.partition("+")[0] in entry.get("arms", ()):
+            return {"commit": entry.get("commit", ""), "date": entry["date"]}
     return {"commit": asked.get("commit", ""), "date": asked.get("date", "")}
 
 
@@ -300,8 +378,9 @@ def _said(testbed: Testbed, by_seed: Mapping[str, Mapping[int, float]]) -> list[
     """Caveats: unequal seeds, diverged runs, what is missing."""
     asked = testbed.plan
     seeds = sorted({s for own in by_seed.values() for s in own} | set(asked.get("seeds", ())))
-    said = []
-    for a in dict.fromkeys((*by_seed, *asked.get("arms", ()))):
+    said, lacks, unrun = [], defaultdict(list), []
+    ran = (r["arm"] for r in testbed.costs)  # also arms that joined and diverged in all seeds
+    for a in dict.fromkeys((*by_seed, *asked.get("arms", ()), *ran)):
         own = by_seed.get(a, {})
         if not own and any(column.partition("+")[0] == a for column in by_seed):
             continue
@@ -311,14 +390,16 @@ def _said(testbed: Testbed, by_seed: Mapping[str, Mapping[int, float]]) -> list[
         lacking = [s for s in seeds if s not in own and s not in ended]
         if ended:
             said.append(f"{a} diverged in seeds {', '.join(map(str, ended))}, which its mean leaves out.")
-        if lacking and own:
-            missing = ", ".join(map(str, lacking))
-            said.append(
-                f"{a} has {len(own)} of {len(seeds)} seeds; missing: {missing}. Its mean is adjusted for the "
-                "seeds that it lacks."
-            )
-        elif lacking:
-            said.append(f"{a} is planned and not run yet.")
+        if lacking:
+            (lacks[tuple(lacking)] if own else unrun).append(a)
+    for lacking, arms in lacks.items():
+        missing, count = ", ".join(map(str, lacking)), len(seeds) - len(lacking)
+        said.append(
+            f"{', '.join(arms)}: {count} of {len(seeds)} seeds were run; missing: {missing}. The means are "
+            "adjusted for them."
+        )
+    if unrun:
+        said.append(f"Planned and not run yet: {', '.join(unrun)}.")
     done = {column.partition("+")[0] for column in by_seed} | set(asked.get("arms", ()))
     waiting = [s.arm for s in systems() if s.arm and s.arm not in (*done, *CONTROLS)]
     if waiting:

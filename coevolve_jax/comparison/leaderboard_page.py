@@ -13,6 +13,8 @@ from coevolve_jax.comparison.differences import METRICS
 from coevolve_jax.comparison.leaderboard import (
     COLUMNS,
     CONTROLS,
+    FEW,
+    FLIPPED,
     ORACLE,
     PROBE,
     RANDOM,
@@ -77,7 +79,7 @@ def _testbed(b: Board) -> list[str]:
     budget = f"{rollouts:,} training rollouts" if rollouts else f"{config['steps']} steps"
     metric = METRICS[primary(b.testbed)].name
     title = f"{b.testbed.name}: each arm's mean, with its interval against random"
-    count = sum(r["method"].partition("+")[0] not in CONTROLS for r in b.rows)
+    count = sum(r["method"].partition("+")[0] not in CONTROLS and r["lo"] is not None for r in b.rows)
     error = f"{100 * b.sd:.1f} points ({b.df} degrees of freedom)" if b.df > 0 else "not known"
     return [
         f"## {b.testbed.name}",
@@ -93,10 +95,12 @@ def _testbed(b: Board) -> list[str]:
             [_result(r) for r in b.rows],
         ),
         f"Points are of 100. Intervals of the {count} methods against random hold together in 95% of such "
-        "comparisons. The wider of Dunnett's and of sign flips within seeds counts, and p is the larger. "
-        "Those of controls hold each by itself. Only methods whose interval lies above 0 are compared with "
-        "random_probe. Ranks are 95% intervals over resampled seeds and scenarios. Arms that share a letter "
-        "cannot be told apart. Headroom is the share of what the oracle gains over random.",
+        "comparisons. The wider of Dunnett's and of sign flips within seeds counts, and p is the larger; "
+        f"below {FLIPPED} seeds Dunnett's stands alone. Intervals of controls hold each by itself. Only "
+        "methods whose interval lies above 0, also with lost trials as failures and diverged runs as 0, are "
+        "compared with random_probe; these intervals are not adjusted, their p is. Ranks are 95% intervals "
+        f"over resampled seeds and scenarios, from {FEW} seeds on. Arms that share a letter cannot be told "
+        "apart. Headroom is the share of what the oracle gains over random, where its interval lies above 0.",
         "### Costs",
         _table(
             ["method", "updates", "rollouts of batches", "of probes", "of branches", "new tasks",

@@ -240,7 +240,8 @@ def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[
     ours = json.loads(json.dumps({key: made[key] for key in keys}))  # tuples become lists, as in `theirs`
     new = {key: [value for value in ours[key] if value not in theirs[key]] for key in keys}
     what = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in new.items() if values)
-    entry = {"what": what, "date": made["date"], "command": made["command"]}
+    entry = {"what": what, "arms": new["arms"]}
+    entry |= {key: made[key] for key in ("date", "command", "commit") if key in made}
     return {**told, "extended": [*theirs.get("extended", ()), *([entry] if what else [])]}
 
 

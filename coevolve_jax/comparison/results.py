@@ -206,12 +206,12 @@ def _planned(
 
     A plan without any has the usual ones (PLANNED) of its columns.
     """
-    chosen = [tuple(pair) for pair in plan.get("planned") or ()]
     usual = [(a, b) for a, b in PLANNED if a in columns and b in columns]
     later = {
         tuple(pair): entry["date"] for entry in plan.get("planned_later", ()) for pair in entry["planned"]
     }
-    return chosen or [pair for pair in usual if pair not in later], later
+    chosen = [tuple(pair) for pair in plan.get("planned") or ()]
+    return chosen if chosen or later else usual, later  # later alone: all are of arms that were run elsewhere
 
 
 def _told(

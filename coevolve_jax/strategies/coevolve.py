@@ -27,6 +27,7 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Evidence, Group, Signal, Task, TrainingSample, Trajectory
 
 READS = SHARED
+FIDELITY = "F: signals, contexts and validation are the paper's; a scripted explorer stands in for its model."
 DEFAULTS = {
     "signals": "forgetting,boundary,rare",  # kinds that evolution uses; all three are counted
     "shuffled": False,  # placebo: the same signals, moved to tasks drawn at random

@@ -1,6 +1,9 @@
 """Progress lines that do not flood the terminal, and a table of the outcome."""
 
 import io
+import re
+
+import pytest
 
 from coevolve_jax.analysis import summary
 
@@ -106,6 +109,17 @@ def test_summary_table_shows_the_paired_test_and_its_absence():
     text = summary.summary_table({**SUMMARY, "held_out": details})
     assert "before" in text and "25.0%" in text and "50.0%" in text and "95% interval" in text
     assert "+25.0 points" in text and "p < 0.001" in text and "over 12 tasks in 12 scenarios" in text
+
+
+def test_a_gain_lies_within_its_interval_also_where_trials_are_lost():
+    """Lost trials weigh tasks otherwise in the two rates than in the gain, which is a mean over tasks."""
+    before = {f"a{i}": [1, 8] for i in range(20)} | {f"b{i}": [4, 8] for i in range(20)}
+    after = {f"a{i}": [0, 1] for i in range(20)} | {f"b{i}": [4, 8] for i in range(20)}
+    details = {"before": {"by_task": before}, "after": {"by_task": after}}
+    text = summary.summary_table({**SUMMARY, "held_out": details})
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("gain"))
+    value, low, high = (float(x) for x in re.findall(r"[+-]\d+\.\d", line))
+    assert low < value < high and value == pytest.approx(-6.25, abs=0.06)
 
 
 def test_what_the_help_gains_stands_below_the_gain_of_training():

@@ -803,6 +803,15 @@ def test_a_difference_is_planned_once_and_in_one_direction():
             plan.pairs(texts, cells_of)
 
 
+def test_differences_that_nobody_planned_first_are_not_said_to_be():
+    """The first command named a difference of an arm that joined: a later one, and there is no other."""
+    late = {"planned": [["my.m", "random"]], "date": "d1", "command": "c"}
+    columns = ["random", "static", "blame", "coevolve", "my.m"]
+    first, later = results._planned({"planned": [], "planned_later": [late]}, columns)
+    assert (first, later) == ([], {("my.m", "random"): "d1"})
+    assert ("blame", "random") in results._planned({}, columns)[0]
+
+
 def test_what_later_commands_add_is_dated_and_told():
     first = {
         "seeds": [0, 1],
@@ -819,7 +828,7 @@ def test_what_later_commands_add_is_dated_and_told():
     more = {**first, "seeds": [0, 1, 2], "arms": ["static", "random"], "date": "d2", "command": "c2"}
     added = plan.extended(theirs, more)
     assert added["date"] == "d1" and added["extended"] == [
-        {"what": "seeds 2, arms random", "date": "d2", "command": "c2"}
+        {"what": "seeds 2, arms random", "arms": ["random"], "date": "d2", "command": "c2"}
     ]
     said = notes.notes({**PLAN, **added}, [], [])
     assert any(n.startswith("Added after the run began, on d2: seeds 2, arms random.") for n in said)

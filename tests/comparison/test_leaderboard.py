@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coevolve_jax.comparison import leaderboard, leaderboard_page, results
+from coevolve_jax.comparison import leaderboard, leaderboard_page, many_to_one, results
 from coevolve_jax.config import load_file, numbers
 from tests.comparison.test_many_to_one import critical
 from tests.support import forked
@@ -297,8 +297,8 @@ def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
     assert board.df == 53 - 7 - 7 and found["my.none"]["rank_lo"] >= 3
     assert board.said[:3] == [
         "my.little diverged in seeds 203, which its mean leaves out.",
-        "my.none has 6 of 8 seeds; missing: 200, 201. Its mean is adjusted for the seeds that it lacks.",
-        "blame is planned and not run yet.",
+        "my.none: 6 of 8 seeds were run; missing: 200, 201. The means are adjusted for them.",
+        "Planned and not run yet: blame.",
     ]
     text = leaderboard_page.page([board], leaderboard.systems())
     assert f"| `my.none` |  |  | {100 * values['my.none'][202]:.1f} |" in text
@@ -382,3 +382,103 @@ def test_the_program_writes_the_page_and_refuses_in_a_sentence(made, tmp_path, e
     ):
         done = forked.run([script, *flags], environ)
         assert done.returncode == 1 and "Traceback" not in done.stderr and why in done.stderr
+
+
+def spoilt(path, arm, change, lacking=(), diverged=(), **changes):
+    """A folder in which `change` has altered the rows of an arm's last evaluation."""
+    made = folder(path, lacking, diverged, **changes)
+    rows = outcomes(lacking)
+    for row in rows:
+        if row["arm"] == arm and row["step"] == 55:
+            change(row)
+    with open(made / "outcomes.csv", "w", newline="") as f:
+        writer = csv.DictWriter(f, results.OUTCOMES)
+        writer.writeheader()
+        writer.writerows(rows)
+    return made
+
+
+def board_of(path):
+    return leaderboard.board(leaderboard.load("bfcl", [path]))
+
+
+def test_lost_failures_raise_no_arm_unseen(tmp_path):
+    """Most failures of my.none are lost, so its mean rises: the page says so, and no second test is made."""
+
+    def lose(row):
+        row["trials"] -= int(0.8 * (row["trials"] - row["successes"]))
+
+    board = board_of(spoilt(tmp_path / "lost", "my.none", lose))
+    row = next(r for r in board.rows if r["method"] == "my.none")
+    assert row["lo"] > 0 and row["diff_probe"] is None
+    (line,) = [line for line in board.said if line.startswith("my.none lost")]
+    true = [macro("my.none", s, outcomes()) for s in SEEDS]
+    assert f"its mean is {100 * statistics.fmean(true):.1f}," in line
+
+
+def test_diverged_runs_stand_as_0_beside_the_mean_of_the_others(tmp_path):
+    gone = {("my.good", s) for s in (204, 205, 206, 207)}
+    board = board_of(folder(tmp_path / "runs", gone, gone))
+    row = next(r for r in board.rows if r["method"] == "my.good")
+    assert row["mean"] > 0.6 and row["diff_probe"] is None
+    (line,) = [line for line in board.said if line.startswith("my.good lost 0.0%")]
+    left = sum(macro("my.good", s, outcomes()) for s in range(200, 204)) / 8
+    assert f"its mean is {100 * left:.1f}," in line
+
+
+def test_an_arm_with_few_seeds_has_no_rank_and_sets_no_floor_to_the_p_of_others(tmp_path):
+    few = {("my.little", s) for s in range(203, 208)}
+    found = {r["method"]: r for r in board_of(folder(tmp_path / "runs", few)).rows}
+    assert found["my.little"]["rank_lo"] is None and found["my.little"]["p_best"] is None
+    assert found["my.little"]["lo"] is not None  # Dunnett's alone, from three seeds on
+    assert found["my.good"]["p"] < 0.05 and found["my.good"]["lo"] > 0
+    assert found["my.good"]["rank_lo"] == 1
+
+
+def test_a_run_without_a_valid_trial_and_an_arm_without_a_common_seed_stop_no_board(tmp_path):
+    def empty(row):
+        if row["seed"] == 203:
+            row["successes"] = row["trials"] = 0
+
+    assert {r["method"] for r in board_of(spoilt(tmp_path / "a", "my.none", empty)).rows} == set(SKILL)
+    lacking = {("my.little", s) for s in range(200, 207)} | {("random", 207)}
+    board = board_of(folder(tmp_path / "b", lacking))
+    assert "my.little" not in {r["method"] for r in board.rows}
+    assert "my.little shares no seed with random and stands in no table." in board.said
+
+
+def test_flips_that_make_differences_alike_give_no_interval_and_no_crash():
+    values = {"random": dict.fromkeys(range(8), 0.5), "my.m": {s: 0.51 + 0.02 * (s % 2) for s in range(8)}}
+    values["my.n"] = {s: 0.5 + 0.01 * s for s in range(8)}
+    for contrast in many_to_one.max_t(values, ["my.m", "my.n"], "random"):
+        assert contrast.low is None or np.isfinite([contrast.low, contrast.high]).all()
+
+
+def test_headroom_needs_an_oracle_that_gains(tmp_path):
+    def weaken(row):
+        row["successes"] = min(row["successes"], row["trials"] // 2)
+
+    assert all(r["headroom_share"] is None for r in board_of(spoilt(tmp_path / "a", "oracle", weaken)).rows)
+    assert all(r["headroom_share"] is not None for r in board_of(folder(tmp_path / "b")).rows)
+
+
+def test_runs_of_a_seed_with_other_tasks_are_refused(tmp_path):
+    made = folder(tmp_path / "runs")
+    text = (made / "cells.csv").read_text().splitlines()
+    rows = list(csv.DictReader(text))
+    for row in rows:
+        row["initial_digest"] = "aa" if row["arm"] != "my.good" else "bb"
+    with open(made / "cells.csv", "w", newline="") as f:
+        writer = csv.DictWriter(f, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    with pytest.raises(ValueError, match="my.good, seed 200, has other tasks .initial_digest bb"):
+        leaderboard.load("bfcl", [made])
+
+
+def test_arms_that_were_added_later_have_their_own_commit_and_are_named(tmp_path):
+    entry = {"what": "arms random_probe", "arms": ["random_probe"], "date": "2026-12-20", "commit": "later"}
+    board = board_of(folder(tmp_path / "runs", extended=[entry]))
+    found = {r["method"]: r["commit"] for r in board.rows}
+    assert (found["random_probe"], found["random"]) == ("later", "c0ffee")
+    assert "Added after the run began, on 2026-12-20: arms random_probe." in board.said
