@@ -164,7 +164,9 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         time.sleep(PAUSE)
         with build.env_pool(config) as other:
             second = other.execute(jobs)
-        unlike = _unlike(config, jobs, first, second)
+            unlike = _unlike(config, jobs, first, second)
+            if not unlike and not servers.started(config):
+                unlike = _unlike(config, jobs, first, _side_by_side(other, jobs))
         tools = {t["function"]["name"]: ToolFacts(t) for e in explorations for t in e.tools}
         for (_, calls), execution in zip(jobs, first):
             _count(tools, calls, execution)
@@ -245,6 +247,22 @@ def _unlike(
             one, other = (e.observations[at].text for e in (alone if differs else executions))
             found[call.name] = Unlike(call, one, other, differs, servers.differing(*ends))
     return list(found.values())
+
+
+def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
+    """Executes the jobs in worlds that are open at once, one call of each job in turn."""
+    ids = pool.reset([task for task, _ in jobs])
+    said: list[list[Observation]] = [[] for _ in jobs]
+    states = [[state] for state in pool.fingerprint(ids)]
+    for n in range(max((len(calls) for _, calls in jobs), default=0)):
+        left = [i for i, (_, calls) in enumerate(jobs) if n < len(calls)]
+        now = [ids[i] for i in left]
+        answers = pool.step(now, [[jobs[i][1][n]] for i in left])
+        for i, own, state in zip(left, answers, pool.fingerprint(now)):
+            said[i] += own
+            states[i].append(state)
+    pool.close(ids)
+    return [Execution(tuple(own), tuple(prints)) for own, prints in zip(said, states)]
 
 
 def _partings(a: Execution, b: Execution) -> Iterator[int]:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,15 +30,17 @@ MAX_ANSWER = 20_000  # characters of an answer; the rest is counted and cut
 class Instance:
     """One object of the user's, in a file executed anew, with random numbers of its own.
 
-    text: what reset returned. `random` is seeded by the arguments of reset, so that code which forgets to
-    seed it answers alike in equal worlds.
+    text: what reset returned. `random` and `numpy.random` are seeded by the arguments of reset, so that code
+    which forgets to seed them answers alike in equal worlds.
     """
 
     def __init__(self, source: str, reset: Mapping[str, Any]):
         """Raises Refused where the user's code cannot be loaded or reset."""
-        self._random = random.Random(digest(dict(reset))).getstate()
+        self._seed = digest(dict(reset))
+        self._random, self._numpy = random.Random(self._seed).getstate(), None
         with self._own_random():
             self.tools = sources.load(source)
+        with self._own_random():  # the file may have imported NumPy just now
             self._world, self.text = sources.begin(self.tools, reset)
         self._allowed = signatures(self.tools.schemas())
 
@@ -81,13 +84,21 @@ class Instance:
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
-        others = random.getstate()
+        """Gives the block the world's own states of `random` and of `numpy.random`, and keeps them after."""
+        numpy = sys.modules.get("numpy.random")
+        others = random.getstate(), numpy.get_state() if numpy else None
         random.setstate(self._random)
+        if numpy:
+            first = numpy.RandomState(int(self._seed[:8], 16)).get_state
+            numpy.set_state(self._numpy or first())
         try:
             yield
         finally:
             self._random = random.getstate()
-            random.setstate(others)
+            random.setstate(others[0])
+            if numpy := sys.modules.get("numpy.random"):  # the block may have imported it
+                self._numpy = numpy.get_state()
+                numpy.set_state(others[1] or numpy.get_state())
 
 
 def answer(value: Any) -> str:
@@ -139,17 +150,24 @@ class World:
         """Returns why the turn fails, "" where it passes."""
         if not turn.calls:
             return self._rewarded()
-        if self._reference is None:
-            scenario = self._task.scenario
-            self._reference = Instance(scenario["source"], scenario["reset"])
         try:
-            told = []
+            mine = self._own.state()
+            if self._reference is None:
+                scenario = self._task.scenario
+                self._reference = Instance(scenario["source"], scenario["reset"])
+            seen, told = [self._own.state()], []
             for call in turn.calls:
                 before = self._reference.state()
                 said = self._reference.call(call).text
                 if before == self._reference.state():
                     told.append(said)
-            if self._own.state() != self._reference.state():
+            seen.append(self._own.state())
+            if seen != [
+                mine,
+                mine,
+            ]:  # neither the reference's reset nor its calls may reach the agent's world
+                return "state_shared"
+            if mine != self._reference.state():
                 return "state_differs"
         except Refused:
             return "state_unreadable"
