@@ -1,6 +1,7 @@
 """A user's own tools: worlds that share a state, chance of NumPy, odd states, rewards, errors and files."""
 
 import dataclasses
+import os
 import textwrap
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from coevolve_jax import config as configs
 from coevolve_jax import envs
 from coevolve_jax.envs.tools.environment import Instance, World
+from coevolve_jax.envs.tools.source import Refused, load
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.toolcheck import facts
+from coevolve_jax.toolcheck.lines import Lines
 from coevolve_jax.types import Call, Turn
 from tests.support.paths import ROOT
 
@@ -106,3 +109,160 @@ def test_numpy_draws_what_the_world_decides_whoever_draws_beside_it(written):
         rolls = [[world.call(Call("roll", {})).text for world in (a, b)] for _ in range(3)]
         assert a.state() == b.state() and all(one == other for one, other in rolls)
         assert len({one for one, _ in rolls}) == 3
+
+
+# ---- The state -----------------------------------------------------------------------------------
+
+
+def test_scalars_that_a_class_changes_are_state_and_constants_are_not(written):
+    source = written(
+        '''
+        TOTAL, RATE, SIZES = 0, 0.5, (1, [2])
+
+        class Own:
+            sold, label = 0, "x"
+
+            def reset(self, seed=0): ...
+
+            def sell(self, n: int) -> str:
+                """Sells.
+
+                Args:
+                    n: From 1 to 5.
+                """
+                global TOTAL, LAST
+                TOTAL += n
+                LAST = SIZES[1][0] = n
+                Own.sold += 1
+                return "sold"
+        '''
+    )
+    world, (said,) = played(source)[0], played(source, Call("sell", {"n": 3}))[1]
+    assert world.state() == {} and not said.error
+    assert played(source, Call("sell", {"n": 3}))[0].state() == {
+        "LAST": 3, "Own.sold": 1, "SIZES": [1, [3]], "TOTAL": 3,
+    }  # fmt: skip
+    one, two = (Call("sell", {"n": n}) for n in (1, 2))
+    assert graded(source, (one,), (two,)).reason == "state_differs"
+
+
+def test_a_long_integer_is_state(written):
+    source = written(
+        '''
+        class Own:
+            def reset(self, seed=0):
+                self.n = 7
+
+            def grow(self) -> str:
+                """Grows."""
+                self.n = self.n ** 10_000
+                return "grown"
+        '''
+    )
+    assert graded(source, (), (Call("grow", {}),)).reason == "state_differs"
+    assert played(source, Call("grow", {}))[0].state() == {"n": hex(7**10_000)}
+
+
+TOOL = '''
+def put(x: int) -> int:
+    """Puts.
+
+    Args:
+        x: It.
+    """
+    state["x"] = x
+    return x
+'''
+SLOTS = '''
+class Base:
+    __slots__ = "n"
+
+class Own(Base):
+    __slots__ = ("__hidden",)
+
+    def reset(self, seed=0):
+        self.n, self.__hidden = seed, [1]
+
+    def look(self) -> int:
+        """Looks."""
+        return self.n
+'''
+
+
+def test_a_state_that_is_data_and_slots_are_state(written):
+    functions = written("state = {'x': 0}\n" + TOOL, kind="")
+    assert played(functions, Call("put", {"x": 4}))[0].state() == {"state": {"x": 4}}
+    assert played(written(SLOTS))[0].state() == {"_Own__hidden": [1], "n": 1}
+    kind = SLOTS.replace("class Own(Base):", "class Own(Base):\n    state = {'a': 1}")
+    assert played(written(kind))[0].state()["Own.state"] == {"a": 1}
+
+
+def test_a_tool_with_the_name_state_is_refused(written):
+    source = written(
+        SLOTS + '\n    def state(self, name: str) -> str:\n        """Of it."""\n        return name\n'
+    )
+    with pytest.raises(
+        Refused, match=r"own_world.py:15: Own.state needs name, and the name state is reserved"
+    ):
+        load(source)
+
+
+# ---- Errors and files ----------------------------------------------------------------------------
+
+
+def test_errors_that_cannot_be_said_reach_the_agent(written):
+    source = written(
+        '''
+        import asyncio
+
+        class Mute(Exception):
+            def __str__(self):
+                raise KeyError("mute")
+
+        class Odd:
+            def __bool__(self):
+                raise ValueError("neither true nor false")
+
+        class Own:
+            def reset(self, seed=0): ...
+
+            def mute(self) -> int:
+                """Raises."""
+                raise Mute
+
+            def odd(self) -> dict:
+                """Answers oddly."""
+                return {"error": Odd()}
+
+            async def cancel(self) -> int:
+                """Is cancelled."""
+                raise asyncio.CancelledError("by itself")
+
+            def lone(self) -> int:
+                """Raises a lone surrogate."""
+                raise ValueError("a \\ud800 b")
+        '''
+    )
+    said = played(source, *(Call(name, {}) for name in ("mute", "odd", "cancel", "lone")))[1]
+    assert all(each.error for each in said)
+    assert [each.text.encode() for each in said] == [
+        b'{"error": "Mute"}',
+        b'{"error": "neither true nor false"}',
+        b'{"error": "CancelledError: by itself"}',
+        b'{"error": "a ? b"}',
+    ]
+
+
+def test_files_in_other_encodings_are_read_and_broken_ones_named_with_their_line(tmp_path):
+    path = tmp_path / "own_text.py"
+    for head, encoding in (("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\n", "latin-1")):
+        path.write_bytes((head + SLOTS.replace("Looks", "Schaut über")).encode(encoding))
+        os.utime(path, (len(head), len(head)))
+        assert "über" in load(f"{path}:Own").schemas()[0]["function"]["description"]
+        assert Lines(str(path), "Own").of("look").endswith(f":{head.count(chr(10)) + 11}")
+    for body, line in ((b"x = 1\n\ny = '\xe9'\n", 3), (b"x = '\0'\n", 1), (b"x = 1\ndef f(:\n", 2)):
+        path.write_bytes(body)
+        os.utime(path, (line + 100, line + 100))
+        for read in (load, Lines):
+            with pytest.raises(Refused, match=rf"own_text.py:{line}: "):
+                read(str(path))

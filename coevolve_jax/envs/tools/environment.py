@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import random
 import sys
@@ -24,6 +23,7 @@ from coevolve_jax.envs.tools.state import plain
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import SUCCESS, Call, Observation, Outcome, Task, Turn
 
+SLACK = 1e-6  # by which a reward may miss [0, 1]
 MAX_ANSWER = 20_000  # characters of an answer; the rest is counted and cut
 
 
@@ -54,15 +54,15 @@ class Instance:
             with self._own_random():
                 found = sources.run(getattr(self._world, call.name), arguments)
             text = answer(found)
+            failed = isinstance(found, Mapping) and bool(found.get("error"))
         except (Exception, SystemExit) as error:
-            said = str(error)[:MAX_ANSWER] or type(error).__name__
+            said = sources.text_of(error)[:MAX_ANSWER] or type(error).__name__
             if isinstance(error, SystemExit):
-                said = f"{call.name} ended the program (exit {error.code})"
+                said = f"{call.name} ended the program (exit {sources.text_of(error)})"
             return Observation(json.dumps({"error": said}, ensure_ascii=False), error=True)
         finally:
             if os.getpid() != pid:  # the tool forked: the child must not answer for its parent
                 os._exit(0)
-        failed = isinstance(found, Mapping) and bool(found.get("error"))
         return Observation(text, error=failed)
 
     def state(self) -> Any:
@@ -71,14 +71,14 @@ class Instance:
             return sources.state_of(self.tools, self._world)
 
     def reward(self) -> float:
-        """Returns get_reward() within [0, 1]. Raises Refused for anything but a finite number."""
+        """Returns get_reward(). Raises Refused for anything but a number from 0 to 1."""
         try:
             with self._own_random():
                 found = sources.run(self._world.get_reward, {})
             number = float(found)
         except (Exception, SystemExit) as error:
-            raise Refused(f"{self.tools.name}.get_reward raises {type(error).__name__}: {error}.") from None
-        if not math.isfinite(number):
+            raise Refused(f"{self.tools.name}.get_reward raises {sources.said(error)}.") from None
+        if not -SLACK <= number <= 1 + SLACK:
             raise Refused(f"{self.tools.name}.get_reward returns {number}: return a number from 0 to 1.")
         return min(max(number, 0.0), 1.0)
 
@@ -109,7 +109,7 @@ def answer(value: Any) -> str:
         except (TypeError, ValueError, RecursionError):
             value = str(value)
     more = len(value) - MAX_ANSWER
-    text = value[:MAX_ANSWER].encode("utf-8", "replace").decode()  # no lone surrogates
+    text = sources.clean(value[:MAX_ANSWER])
     return f"{text}… ({more} more characters)" if more > 0 else text
 
 
