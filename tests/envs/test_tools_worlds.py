@@ -2,16 +2,19 @@
 
 import dataclasses
 import os
+import re
 import textwrap
+import typing
 
 import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs
+from coevolve_jax.envs.tools import schema as schemas
 from coevolve_jax.envs.tools.environment import Instance, World
 from coevolve_jax.envs.tools.source import Refused, load
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.toolcheck import facts
+from coevolve_jax.toolcheck import facts, findings
 from coevolve_jax.toolcheck.lines import Lines
 from coevolve_jax.types import Call, Turn
 from tests.support.paths import ROOT
@@ -266,3 +269,123 @@ def test_files_in_other_encodings_are_read_and_broken_ones_named_with_their_line
         for read in (load, Lines):
             with pytest.raises(Refused, match=rf"own_text.py:{line}: "):
                 read(str(path))
+
+
+# ---- Rewards -------------------------------------------------------------------------------------
+
+REWARDED = '''
+import random
+
+class Own:
+    def reset(self, seed=0):
+        self.n = seed
+
+    def add(self) -> int:
+        """Adds one."""
+        self.n += 1
+        return self.n
+
+    def get_reward(self):
+        return {}
+'''
+
+
+@dataclasses.dataclass
+class Reward:
+    reward: str
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("100.0 * (self.n > 1)", "Own.get_reward returns 100.0."),
+        ("float('nan')", "Own.get_reward returns nan."),
+        ("1 / 0", "Own.get_reward raises ZeroDivisionError: division by zero."),
+        ("random.SystemRandom().random()", r"Own.get_reward returns 0\.\d+ and 0\.\d+ in equal worlds."),
+        ("(self.n > 1) + 1e-9", ""),
+    ],
+)
+def test_a_reward_is_a_number_from_0_to_1_that_follows_from_the_state(written, code, said):
+    source = written(REWARDED.replace("{}", code))
+    config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
+    wrong = facts._reward(config, [(worlds(source)[0], [Call("add", {})] * 3)])
+    assert re.fullmatch(said, wrong)
+    found = list(findings._reward(Reward(wrong), Lines(source.partition(":")[0], "Own")))  # type: ignore[arg-type]
+    assert [str(each) for each in found if each.stops] == [
+        f"{each.place}: {wrong} Let it return a number from 0 to 1 that follows from the state alone."
+        for each in found
+        if each.place.endswith("own_world.py:13")
+    ]
+    assert len(found) == bool(said)
+
+
+def test_a_reward_outside_0_to_1_is_refused_and_rounding_is_not(written):
+    source = written(REWARDED.replace("{}", "self.n"))
+    with pytest.raises(Refused, match=r"Own.get_reward returns 100.0: return a number from 0 to 1\.$"):
+        Instance(source, {"seed": 100.0}).reward()
+    assert Instance(source, {"seed": 1 + 1e-9}).reward() == 1.0
+
+
+# ---- What a source says of its worlds ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("values = {'x': 5}", r"Own.values\['x'\] is 5: give a list"),
+        ("values = {'x': 'Ada'}", r"Own.values\['x'\] is 'Ada': give a list"),
+        ("values = {'x': [date(2024, 1, 2)]}", r"Own.values\['x'\] is \[datetime.date\(2024, 1, 2\)\]: give"),
+        ("values = {3: ['Ada']}", r"Own.values\[3\] is \['Ada'\]: give a list"),
+        ("values = ['Ada']", r"Own.values is \['Ada'\]: give a mapping"),
+        ("scenarios = {}", r'Own.scenarios must be \{"train"'),
+        (
+            "scenarios = {'train': [{'seed': date(2024, 1, 2)}]}",
+            r"Own.scenarios\['train'\]\[0\] is {'seed': d",
+        ),
+        ("scenarios = {'train': [{'seed': 1}, {'seed': {1}}]}", r"Own.scenarios\['train'\]\[1\] is {'seed'"),
+        (
+            "scenarios = {'train': [{'seed': {1: 'a'}}]}",
+            r"Own.*\[0\] is {'seed': {1: 'a'}}, which is no JSON",
+        ),
+        ("scenarios = {'train': [{1: 'a'}]}", r"Own.scenarios\['train'\]\[0\] is {1: 'a'}, which is no JSON"),
+    ],
+)
+def test_values_and_scenarios_that_are_no_json_are_refused_in_a_sentence(written, line, said):
+    body = REWARDED.replace("    def reset", f"    {line}\n    def reset", 1)
+    with pytest.raises(Refused, match=rf"own_world.py:5: {said}") as refusal:
+        worlds(written("from datetime import date\n" + body))
+    assert "\n" not in str(refusal.value)
+
+
+def test_tuples_in_values_and_scenarios_are_lists(written):
+    lines = "    values = {'x': (1, (2,))}\n    scenarios = {'train': ({'seed': (1, 2)},)}\n    def reset"
+    (world,) = worlds(written(REWARDED.replace("    def reset", lines, 1)))
+    assert (world.scenario["values"], world.scenario["reset"]) == ({"x": [1, [2]]}, {"seed": [1, 2]})
+
+
+# ---- Type hints ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Node:
+    below: "Node | None" = None
+
+
+class Typed:
+    def bare(self: "Typed", items: typing.List, sizes: typing.Dict) -> "Node":  # noqa: UP006
+        """Takes a list and a mapping of anything."""
+        return Node()
+
+    def recursive(self, node: Node) -> int:
+        """Takes a node."""
+        return 1
+
+
+def test_bare_lists_an_annotated_self_and_recursive_classes_have_their_schemas():
+    found = schemas.schema(Typed.bare)["function"]["parameters"]
+    assert found["properties"] == {"items": {"type": "array"}, "sizes": {"type": "object"}}
+    hints = schemas.hints_of(Typed.bare)
+    assert schemas.convert(hints["items"], [1, "a"]) == [1, "a"]
+    assert schemas.convert(hints["sizes"], {"a": 1}) == {"a": 1}
+    with pytest.raises(schemas.Unfit, match="argument node: its type Node contains itself: let it hold"):
+        schemas.schema(Typed.recursive)

@@ -171,7 +171,8 @@ def read(path: str) -> str:
     if wrong >= 0:
         line = data[:wrong].count(b"\n") + 1
         raise Refused(
-            f"{shown(path)}:{line}: the byte 0x{data[wrong]:02x} is no {encoding} text: save the file as UTF-8."
+            f"{shown(path)}:{line}: the byte 0x{data[wrong]:02x} is no {encoding} text: save the file "
+            "as UTF-8."
         )
     return text
 

@@ -80,7 +80,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 def _attributes(value: Any, where: str) -> dict[str, Any]:
     """Returns the attributes of an object of a class that a user defines. Raises NoState for others."""
     kind = type(value)
-    slotted = any(hasattr(each, "__slots__") for each in kind.__mro__)
+    slotted = any(getattr(each, "__slots__", ()) for each in kind.__mro__)
     foreign = kind.__module__.partition(".")[0] in sys.stdlib_module_names
     if callable(value) or foreign or not (hasattr(value, "__dict__") or slotted):
         raise NoState(f"{where[:200]} is a {kind.__module__}.{kind.__name__}".replace("builtins.", ""))
