@@ -91,6 +91,17 @@ def test_a_state_that_worlds_share_is_found_and_gives_no_reward(written):
     assert unlike.call == add and not unlike.alone
 
 
+@pytest.mark.slow
+def test_the_check_stops_at_worlds_that_share_a_state_and_at_a_reward_outside_0_to_1(written):
+    written("SUM = [0]", name="own_store")
+    source = written(SHARED + "\n    def get_reward(self):\n        return 100.0\n")
+    config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
+    found = facts.gather(config, ["train"], worlds=2)
+    stops = [str(f) for f in findings.findings(config, found, Lines(source.partition(":")[0])) if f.stops]
+    assert re.match(r".*own_world.py:11: add depends on other worlds beside it: add\(n=", stops[0])
+    assert stops[1].partition(":20: ")[2].startswith("Own.get_reward returns 100.0. Let it return")
+
+
 def test_numpy_draws_what_the_world_decides_whoever_draws_beside_it(written):
     source = written(
         '''

@@ -150,8 +150,9 @@ class World:
         if begins != scenario["begins"]:
             raise ValueError(
                 f"{task.id!r}: {scenario['source']} begins in another state than when this scenario was "
-                "made. Its reset depends on more than its arguments (a clock, unseeded random numbers), or "
-                f"the file was changed: {shipped.command('check-tools')} tells which."
+                "made. Its reset depends on more than its arguments (a clock, unseeded random numbers, "
+                "a file or module that worlds share), or the file was changed: "
+                f"{shipped.command('check-tools')} tells which."
             )
         self._reference: Instance | None = None
         self._told: set[str] = set()
