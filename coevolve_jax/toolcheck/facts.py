@@ -15,6 +15,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax.envs.base import EnvPool, Execution
+from coevolve_jax.envs.tools import SECONDS
+from coevolve_jax.envs.tools.deadline import deadline
+from coevolve_jax.envs.tools.environment import unsound_reward
+from coevolve_jax.envs.tools.source import Refused
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.arguments import succeeded
 from coevolve_jax.rollout.chat import Chat, load_tokenizer
@@ -29,6 +33,7 @@ WORLDS, ROUNDS, STEPS = 32, 3, 10  # of exploration
 STARTED = 4  # worlds to explore where a server is started for each
 TASKS = 120  # asked of synthesis after WORLDS, to see how many different ones come out
 PAUSE = 1.1  # seconds between two executions, so that a clock of whole seconds shows itself
+REWARDED = 8  # rounds in which get_reward is asked
 PAIRS = 3  # calls on which two tools must agree before nothing can tell them apart
 SHOWN = 10  # tasks that are shown
 
@@ -73,10 +78,11 @@ class Facts:
     """The facts of one check.
 
     worlds: split -> number of worlds that begin differently. unlike: one call of each tool that does not
-    repeat. twins: tools that answered and acted alike. logs: files that every call changes. forgets: whether
-    a server that is started for each world could serve all. tasks: all that came out, of those `asked` for.
-    refused: proposals, by reason. prompt: what an agent reads of the first task. tokens: of that prompt, by
-    the tokenizer in the folder `tokenizer`. speed: worlds made and played with one call, per second.
+    repeat. twins: tools that answered and acted alike. reward: what is wrong with get_reward, or "". logs:
+    files that every call changes. forgets: whether a server that is started for each world could serve all.
+    tasks: all that came out, of those `asked` for. refused: proposals, by reason. prompt: what an agent reads
+    of the first task. tokens: of that prompt, by the tokenizer in the folder `tokenizer`. speed: worlds made
+    and played with one call, per second.
     """
 
     worlds: Mapping[str, int | str]
@@ -84,6 +90,7 @@ class Facts:
     steps: int
     unlike: Sequence[Unlike]
     twins: Sequence[tuple[str, str]]
+    reward: str
     logs: Sequence[str]
     forgets: bool
     tasks: Sequence[Task]
@@ -164,7 +171,9 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         time.sleep(PAUSE)
         with build.env_pool(config) as other:
             second = other.execute(jobs)
-        unlike = _unlike(config, jobs, first, second)
+            unlike = _unlike(config, jobs, first, second)
+            if not unlike and not servers.started(config):
+                unlike = _unlike(config, jobs, first, _side_by_side(other, jobs))
         tools = {t["function"]["name"]: ToolFacts(t) for e in explorations for t in e.tools}
         for (_, calls), execution in zip(jobs, first):
             _count(tools, calls, execution)
@@ -188,6 +197,7 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         steps=sum(len(calls) for _, calls in jobs),
         unlike=unlike,
         twins=twins,
+        reward=_reward(config, jobs),
         logs=() if looks else servers.logs(config, jobs),
         forgets=forgets,
         tasks=found,
@@ -245,6 +255,22 @@ def _unlike(
             one, other = (e.observations[at].text for e in (alone if differs else executions))
             found[call.name] = Unlike(call, one, other, differs, servers.differing(*ends))
     return list(found.values())
+
+
+def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
+    """Executes the jobs in worlds that are open at once, one call of each job in turn."""
+    ids = pool.reset([task for task, _ in jobs])
+    said: list[list[Observation]] = [[] for _ in jobs]
+    states = [[state] for state in pool.fingerprint(ids)]
+    for n in range(max((len(calls) for _, calls in jobs), default=0)):
+        left = [i for i, (_, calls) in enumerate(jobs) if n < len(calls)]
+        now = [ids[i] for i in left]
+        answers = pool.step(now, [[jobs[i][1][n]] for i in left])
+        for i, own, state in zip(left, answers, pool.fingerprint(now)):
+            said[i] += own
+            states[i].append(state)
+    pool.close(ids)
+    return [Execution(tuple(own), tuple(prints)) for own, prints in zip(said, states)]
 
 
 def _partings(a: Execution, b: Execution) -> Iterator[int]:
@@ -305,6 +331,22 @@ def _exchanged(
                 exchanged = task, (*calls[:n], Call(other, call.arguments))
                 found[key] = exchanged, (said.text, execution.fingerprints[n + 1])
     return list(found.values())
+
+
+def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> str:
+    """Says what is wrong with the get_reward of a class or file; "" where nothing is, or there is none."""
+    if config.environment.name != "tools" or config.environment.get("python"):
+        return ""
+    for task, calls in jobs[:: max(1, len(jobs) // REWARDED)]:
+        source, reset = task.scenario["source"], task.scenario["reset"]
+        try:
+            with deadline(SECONDS, "A world with get_reward"):
+                wrong = unsound_reward(source, reset, calls)
+        except Refused as why:
+            wrong = str(why)
+        if wrong:
+            return wrong
+    return ""
 
 
 def _worlds(config: ConfigDict, split: str) -> int | str:

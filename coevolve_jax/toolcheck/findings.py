@@ -38,6 +38,7 @@ def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
     found = [
         *_repeats(facts, lines, remedies),
         *_deaths(facts, lines, remedies),
+        *_reward(facts, lines),
         *_tasks(facts, lines),
         *(finding for name in facts.tools for finding in _tool(config, facts, name, lines, remedies)),
         *_twins(facts, lines),
@@ -74,6 +75,12 @@ def _deaths(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]
             call, why = tool.fatal
             what = f"{name} ends its world at {said(call)} ({why[:160]}), and was called no more."
             yield Finding(False, lines.of(name), what, remedies.ends)
+
+
+def _reward(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    if facts.reward:
+        remedy = "Let it return a number from 0 to 1 that follows from the state alone."
+        yield Finding(True, lines.of("get_reward"), facts.reward, remedy)
 
 
 def _tasks(facts: Facts, lines: Lines) -> Iterator[Finding]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
-from coevolve_jax.envs.tools.source import shown
+from coevolve_jax.envs.tools.source import Refused, read, shown
 
 # What a dotted name gives is another each time, or each day.
 CLOCK = {
@@ -36,8 +35,11 @@ class Lines:
     def __init__(self, path: str, name: str = ""):
         """name: of the class whose methods are the tools; "" for functions."""
         self.path = shown(path) if path else ""
-        text = Path(path).read_text(encoding="utf-8") if path else ""
-        self._tree = ast.parse(text)
+        text = read(path) if path else ""
+        try:
+            self._tree = ast.parse(text)
+        except SyntaxError as error:
+            raise Refused(f"{self.path}:{error.lineno or 1}: the file is no Python ({error.msg}).") from None
         self._text = text.splitlines()
         classes = {node.name: node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)}
         self._top: ast.AST = classes.get(name, self._tree)

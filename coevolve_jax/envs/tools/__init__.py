@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -120,11 +121,11 @@ def _entry(tools: Tools, named: Mapping, split: str) -> list[dict]:
             f"{tools.place()}: {tools.name}.scenarios has no split {split!r}, but {', '.join(named)}: "
             "add it, or set config.environment.train_split and eval_split."
         )
-    return [dict(each) for each in named[split]]
+    return [_lists(dict(each)) for each in named[split]]
 
 
 def _check_scenarios(tools: Tools, named: Any) -> None:
-    sound = isinstance(named, Mapping) and all(
+    sound = isinstance(named, Mapping) and named and all(
         isinstance(split, str) and isinstance(listed, (list, tuple)) and listed
         and all(isinstance(each, Mapping) for each in listed)
         for split, listed in named.items()
@@ -134,6 +135,48 @@ def _check_scenarios(tools: Tools, named: Any) -> None:
             f'{tools.place()}: {tools.name}.scenarios must be {{"train": [{{...}}, ...], "development": '
             '[...], "test": [...]}, with keyword arguments of reset in each place.'
         )
+    for split, listed in named.items():
+        for number, each in enumerate(listed):
+            if not _is_json(dict(each)):
+                raise Refused(
+                    f"{tools.place()}: {tools.name}.scenarios[{split!r}][{number}] is {_short(each)}, which "
+                    "is no JSON: use text, numbers, lists and mappings with text keys."
+                )
+
+
+def _check_values(tools: Tools, named: Any) -> None:
+    if not isinstance(named, Mapping):
+        raise Refused(
+            f"{tools.place()}: {tools.name}.values is {_short(named)}: give a mapping of arguments to lists, "
+            'such as values = {"customer": ["Ada", "Ben"]}.'
+        )
+    for argument, listed in named.items():
+        if not (isinstance(argument, str) and isinstance(listed, (list, tuple)) and _is_json(listed)):
+            raise Refused(
+                f"{tools.place()}: {tools.name}.values[{argument!r}] is {_short(listed)}: give a list of "
+                'values that JSON can write, such as values = {"customer": ["Ada", "Ben"]}.'
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _lists(value: Any) -> Any:
+    """Returns a value with lists for its tuples, as JSON has them."""
+    if isinstance(value, Mapping):
+        return {key: _lists(each) for key, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _is_json(value: Any) -> bool:
+    """Tells whether JSON gives back what it is given, but for tuples."""
+    try:
+        value = _lists(value)
+        return json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
@@ -182,7 +225,9 @@ def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text:
 def _values(tools: Tools, state: Any) -> dict[str, list]:
     """Returns the values for explorers: the source's own `values`, and for other arguments the state's."""
     named = tools.own("values")
-    own = {k: list(v) for k, v in named.items()} if isinstance(named, Mapping) else {}
+    if named is not None:
+        _check_values(tools, named)
+    own = {k: _lists(v) for k, v in (named or {}).items()}
     read = of_state(state, tools.schemas()) if len(repr(state)) <= SHOWN else {}
     return {k: v for k, v in read.items() if k.partition(".")[2] not in own} | own
 

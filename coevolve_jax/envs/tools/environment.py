@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import random
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coevolve_jax import shipped
@@ -23,21 +23,24 @@ from coevolve_jax.envs.tools.state import plain
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import SUCCESS, Call, Observation, Outcome, Task, Turn
 
+SLACK = 1e-6  # by which a reward may miss [0, 1]
 MAX_ANSWER = 20_000  # characters of an answer; the rest is counted and cut
 
 
 class Instance:
     """One object of the user's, in a file executed anew, with random numbers of its own.
 
-    text: what reset returned. `random` is seeded by the arguments of reset, so that code which forgets to
-    seed it answers alike in equal worlds.
+    text: what reset returned. `random` and `numpy.random` are seeded by the arguments of reset, so that code
+    which forgets to seed them answers alike in equal worlds.
     """
 
     def __init__(self, source: str, reset: Mapping[str, Any]):
         """Raises Refused where the user's code cannot be loaded or reset."""
-        self._random = random.Random(digest(dict(reset))).getstate()
+        self._seed = digest(dict(reset))
+        self._random, self._numpy = random.Random(self._seed).getstate(), None
         with self._own_random():
             self.tools = sources.load(source)
+        with self._own_random():  # the file may have imported NumPy just now
             self._world, self.text = sources.begin(self.tools, reset)
         self._allowed = signatures(self.tools.schemas())
 
@@ -51,15 +54,15 @@ class Instance:
             with self._own_random():
                 found = sources.run(getattr(self._world, call.name), arguments)
             text = answer(found)
+            failed = isinstance(found, Mapping) and bool(found.get("error"))
         except (Exception, SystemExit) as error:
-            said = str(error)[:MAX_ANSWER] or type(error).__name__
+            said = sources.text_of(error)[:MAX_ANSWER] or type(error).__name__
             if isinstance(error, SystemExit):
-                said = f"{call.name} ended the program (exit {error.code})"
+                said = f"{call.name} ended the program (exit {sources.text_of(error) or 0})"
             return Observation(json.dumps({"error": said}, ensure_ascii=False), error=True)
         finally:
             if os.getpid() != pid:  # the tool forked: the child must not answer for its parent
                 os._exit(0)
-        failed = isinstance(found, Mapping) and bool(found.get("error"))
         return Observation(text, error=failed)
 
     def state(self) -> Any:
@@ -68,26 +71,55 @@ class Instance:
             return sources.state_of(self.tools, self._world)
 
     def reward(self) -> float:
-        """Returns get_reward() within [0, 1]. Raises Refused for anything but a finite number."""
+        """Returns get_reward(). Raises Refused for anything but a number from 0 to 1."""
         try:
             with self._own_random():
                 found = sources.run(self._world.get_reward, {})
             number = float(found)
         except (Exception, SystemExit) as error:
-            raise Refused(f"{self.tools.name}.get_reward raises {type(error).__name__}: {error}.") from None
-        if not math.isfinite(number):
+            raise Refused(f"{self.tools.name}.get_reward raises {sources.said(error)}.") from None
+        if not -SLACK <= number <= 1 + SLACK:
             raise Refused(f"{self.tools.name}.get_reward returns {number}: return a number from 0 to 1.")
         return min(max(number, 0.0), 1.0)
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
-        others = random.getstate()
+        """Gives the block the world's own states of `random` and of `numpy.random`, and keeps them after."""
+        numpy = sys.modules.get("numpy.random")
+        others = random.getstate(), numpy.get_state() if numpy else None
         random.setstate(self._random)
+        if numpy:
+            first = numpy.RandomState(int(self._seed[:8], 16)).get_state
+            numpy.set_state(self._numpy or first())
         try:
             yield
         finally:
             self._random = random.getstate()
-            random.setstate(others)
+            random.setstate(others[0])
+            if numpy := sys.modules.get("numpy.random"):  # the block may have imported it
+                self._numpy = numpy.get_state()
+                numpy.set_state(others[1] or numpy.get_state())
+
+
+def unsound_reward(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> str:
+    """Says what is wrong with get_reward before some calls and after them; "" where nothing is."""
+    rewards = []
+    for _ in range(2):
+        world = Instance(source, reset)
+        if world.tools.own("get_reward") is None:
+            return ""
+        try:
+            before = world.reward()
+            for call in calls:
+                world.call(call)
+            rewards.append([before, world.reward()])
+        except Refused as why:
+            return str(why).partition(": return a number")[0].rstrip(".") + "."
+    differ = [pair for pair in zip(*rewards) if pair[0] != pair[1]]
+    name = world.tools.name
+    return (
+        f"{name}.get_reward returns {differ[0][0]:g} and {differ[0][1]:g} in equal worlds." if differ else ""
+    )
 
 
 def answer(value: Any) -> str:
@@ -98,7 +130,7 @@ def answer(value: Any) -> str:
         except (TypeError, ValueError, RecursionError):
             value = str(value)
     more = len(value) - MAX_ANSWER
-    text = value[:MAX_ANSWER].encode("utf-8", "replace").decode()  # no lone surrogates
+    text = sources.clean(value[:MAX_ANSWER])
     return f"{text}… ({more} more characters)" if more > 0 else text
 
 
@@ -118,8 +150,9 @@ class World:
         if begins != scenario["begins"]:
             raise ValueError(
                 f"{task.id!r}: {scenario['source']} begins in another state than when this scenario was "
-                "made. Its reset depends on more than its arguments (a clock, unseeded random numbers), or "
-                f"the file was changed: {shipped.command('check-tools')} tells which."
+                "made. Its reset depends on more than its arguments (a clock, unseeded random numbers, "
+                "a file or module that worlds share), or the file was changed: "
+                f"{shipped.command('check-tools')} tells which."
             )
         self._reference: Instance | None = None
         self._told: set[str] = set()
@@ -139,17 +172,24 @@ class World:
         """Returns why the turn fails, "" where it passes."""
         if not turn.calls:
             return self._rewarded()
-        if self._reference is None:
-            scenario = self._task.scenario
-            self._reference = Instance(scenario["source"], scenario["reset"])
         try:
-            told = []
+            mine = self._own.state()
+            if self._reference is None:
+                scenario = self._task.scenario
+                self._reference = Instance(scenario["source"], scenario["reset"])
+            seen, told = [self._own.state()], []
             for call in turn.calls:
                 before = self._reference.state()
                 said = self._reference.call(call).text
                 if before == self._reference.state():
                     told.append(said)
-            if self._own.state() != self._reference.state():
+            seen.append(self._own.state())
+            if seen != [
+                mine,
+                mine,
+            ]:  # neither the reference's reset nor its calls may reach the agent's world
+                return "state_shared"
+            if mine != self._reference.state():
                 return "state_differs"
         except Refused:
             return "state_unreadable"

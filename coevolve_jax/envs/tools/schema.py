@@ -75,7 +75,9 @@ def arguments_of(function: Callable) -> dict[str, inspect.Parameter]:
     """Returns the arguments by name, without `self`. Raises Unfit for one that JSON cannot pass."""
     found = dict(inspect.signature(function).parameters)
     first = next(iter(found), "")
-    if first in ("self", "cls") and found[first].annotation is inspect.Parameter.empty:
+    inside = function.__qualname__.rpartition(".")[0] if hasattr(function, "__qualname__") else ""
+    method = bool(inside) and not inside.endswith("<locals>")
+    if first in ("self", "cls") and (method or found[first].annotation is inspect.Parameter.empty):
         del found[first]
     for name, parameter in found.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -119,6 +121,9 @@ def _property(name: str, hint: Any, described: str | None) -> dict:
         found = of_hint(hint)
     except Unfit as why:
         raise Unfit(f"has the argument {name}: {why}") from None
+    except RecursionError:
+        what = f"its type {_said(hint)} contains itself: let it hold names or numbers instead"
+        raise Unfit(f"has the argument {name}: {what}") from None
     if described is None:
         return found
     choices = _CHOICES.search(described)
@@ -137,7 +142,7 @@ def _returned(hints: Mapping[str, Any], described: str | None) -> dict | None:
         return None
     try:
         found = of_hint(hints["return"])
-    except Unfit:
+    except (Unfit, RecursionError):
         return None
     return {**found, **({"description": described} if described is not None else {})}
 
@@ -147,6 +152,8 @@ def of_hint(hint: Any) -> dict:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return of_hint(args[0])
+    if not args and origin in (list, dict):  # typing.List without its elements
+        return dict(PLAIN[origin])
     if origin is Literal:
         return _enumerated(list(args), "the Literal")
     if origin in (Union, types.UnionType):
@@ -207,9 +214,9 @@ def convert(hint: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         able = [each for each in args if each is not type(None)]
         return convert(able[0], value) if len(able) == 1 and value is not None else value
-    if origin is list and isinstance(value, list):
+    if args and origin is list and isinstance(value, list):
         return [convert(args[0], each) for each in value]
-    if origin is dict and isinstance(value, dict):
+    if args and origin is dict and isinstance(value, dict):
         return {key: convert(args[1], each) for key, each in value.items()}
     if (origin is tuple or hint is tuple) and isinstance(value, list):
         kinds = args if len(args) == len(value) else (Any,) * len(value)

@@ -9,25 +9,29 @@ Workers import this file: it needs the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
 import inspect
+import io
 import os
 import re
 import sys
+import tokenize
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from coevolve_jax.envs.tools.schema import Unfit, schema
-from coevolve_jax.envs.tools.state import NoState, is_generator, plain
+from coevolve_jax.envs.tools.state import NoState, attributes_of, is_generator, plain
 
 # Public methods that are no tools. TRL has the first two; `state` is this project's.
 RESERVED = ("reset", "get_reward", "state")
 # Attributes of the class, or names in the file, that tell about the worlds and are no state.
 ABOUT = ("scenarios", "values")
+SCALARS = (int, float, str, tuple, type(None))
 KEY = "config.environment.source"
 
 
@@ -41,6 +45,7 @@ class Tools:
 
     name: the class's name, or the file's. tools: name -> the function, unbound where it is a method.
     make: makes the object whose methods the tools are; None for a file of functions.
+    first: the scalars that the class and the file hold, as JSON values by name.
     """
 
     source: str
@@ -48,6 +53,7 @@ class Tools:
     module: types.ModuleType
     tools: Mapping[str, Callable]
     make: type | None
+    first: Mapping[str, Any]
 
     def own(self, name: str) -> Any:
         """Returns what the class, or the file, defines under a name; None where it defines nothing."""
@@ -75,7 +81,7 @@ class Tools:
             return f"{file}:{code.co_firstlineno}"
         if self.make:
             with_line = re.compile(rf"^\s*class\s+{self.make.__name__}\b")
-            lines = _text(self.module.__file__ or "").splitlines()
+            lines = read(self.module.__file__ or "").splitlines()
             return next((f"{file}:{n}" for n, line in enumerate(lines, 1) if with_line.match(line)), file)
         return f"{file}:1"
 
@@ -92,7 +98,8 @@ def load(source: str) -> Tools:
     kind = _class(module, name, source)
     found = _methods(kind) if kind else _functions(module)
     what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
-    tools = Tools(source, what, module, found, kind)
+    scalars = {k: v for k, v in _held(module, kind).items() if isinstance(v, SCALARS)}
+    tools = Tools(source, what, module, found, kind, _written(scalars))
     if not found:
         how = "public methods" if kind else "public functions"
         raise Refused(
@@ -100,7 +107,27 @@ def load(source: str) -> Tools:
         )
     if kind and not callable(getattr(kind, "reset", None)):
         raise Refused(f"{tools.place()}: {what} has no method reset(self, ...): it begins each world.")
+    _check_state(tools)
     return tools
+
+
+def _check_state(tools: Tools) -> None:
+    """Raises Refused for a tool that is named `state`: it has arguments."""
+    state = tools.own("state")
+    if not callable(state):
+        return
+    needed = [
+        p.name
+        for p in inspect.signature(state).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if tools.make and inspect.isfunction(inspect.getattr_static(tools.make, "state")):
+        del needed[:1]  # self
+    if needed:
+        raise Refused(
+            f"{tools.place(state)}: {tools.name}.state needs {needed[0]}, and the name state is reserved for "
+            "what two worlds are compared by: give the tool another name."
+        )
 
 
 def find(where: str) -> str:
@@ -129,14 +156,30 @@ def shown(path: str) -> str:
     return os.path.abspath(path) if relative.startswith("..") else relative
 
 
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+def read(path: str) -> str:
+    """Returns the text of a Python file, which may declare its encoding. Raises Refused with the line."""
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError:  # neither UTF-8 nor a known encoding in the first two lines
+        encoding = "utf-8"
+    try:
+        text, wrong = data.decode(encoding), data.find(b"\0")
+    except UnicodeDecodeError as error:
+        text, wrong = "", error.start
+    if wrong >= 0:
+        line = data[:wrong].count(b"\n") + 1
+        raise Refused(
+            f"{shown(path)}:{line}: the byte 0x{data[wrong]:02x} is no {encoding} text: save the file "
+            "as UTF-8."
+        )
+    return text
 
 
 @functools.lru_cache(maxsize=8)
 def _compiled(path: str, changed: float) -> types.CodeType:
-    return compile(_text(path), path, "exec", dont_inherit=True)
+    return compile(read(path), path, "exec", dont_inherit=True)
 
 
 def _execute(path: str, source: str) -> types.ModuleType:
@@ -159,11 +202,12 @@ def _execute(path: str, source: str) -> types.ModuleType:
     sys.modules[full] = module  # dataclasses and type hints look their module up
     try:
         exec(_compiled(path, os.stat(path).st_mtime), module.__dict__)
+    except Refused:
+        raise
     except (Exception, SystemExit) as error:
         lines = [f.tb_lineno for f in _frames(error.__traceback__) if f.tb_frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1
-        what = f"{type(error).__name__}: {error}".strip(": ")
-        raise Refused(f"{shown(path)}:{line}: {KEY}={source} cannot be executed ({what}).") from None
+        raise Refused(f"{shown(path)}:{line}: {KEY}={source} cannot be executed ({said(error)}).") from None
     return module
 
 
@@ -235,7 +279,7 @@ def begin(tools: Tools, reset: Mapping[str, Any]) -> tuple[Any, str]:
     try:
         world = tools.make() if tools.make else tools.module
     except (Exception, SystemExit) as error:
-        raise Refused(f"{tools.place()}: {tools.name}() raises {_said(error)}.") from None
+        raise Refused(f"{tools.place()}: {tools.name}() raises {said(error)}.") from None
     function = getattr(world, "reset", None)
     if function is None:
         return world, ""
@@ -243,9 +287,7 @@ def begin(tools: Tools, reset: Mapping[str, Any]) -> tuple[Any, str]:
         text = run(function, reset)
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{k}={v!r}"[:60] for k, v in reset.items())
-        raise Refused(
-            f"{tools.place(function)}: {tools.name}.reset({given}) raises {_said(error)}."
-        ) from None
+        raise Refused(f"{tools.place(function)}: {tools.name}.reset({given}) raises {said(error)}.") from None
     if text is not None and not isinstance(text, str):
         raise Refused(
             f"{tools.place(function)}: {tools.name}.reset returns a {type(text).__name__}: return text, "
@@ -260,7 +302,10 @@ def run(function: Callable, arguments: Mapping[str, Any]) -> Any:
     if inspect.iscoroutine(found):
         import asyncio  # here: most tools are not async, and workers start faster without it
 
-        return asyncio.run(found)
+        try:
+            return asyncio.run(found)
+        except asyncio.CancelledError as error:  # no Exception: it would end the worker
+            raise RuntimeError(said(error)) from None
     return found
 
 
@@ -271,11 +316,10 @@ def state_of(tools: Tools, world: Any) -> Any:
     class and of the file, which methods may change too. Raises Refused for an attribute that JSON cannot
     write.
     """
-    own = tools.own("state")
     try:
-        if own is not None:
+        if callable(tools.own("state")):
             return plain(run(world.state, {}), f"{tools.name}.state()")
-        attributes = vars(world) if tools.make else {}
+        attributes = attributes_of(world) if tools.make else {}
         inside = {k: plain(v, f"{tools.name}.{k}") for k, v in sorted(attributes.items())}
         return {**shared_data(tools), **inside}
     except NoState as why:
@@ -284,33 +328,57 @@ def state_of(tools: Tools, world: Any) -> Any:
             "what two worlds are compared by."
         ) from None
     except (Exception, SystemExit) as error:
-        raise Refused(f"{tools.place()}: {tools.name}.state raises {_said(error)}.") from None
+        raise Refused(f"{tools.place()}: {tools.name}.state raises {said(error)}.") from None
 
 
 def shared_data(tools: Tools) -> dict[str, Any]:
-    """Returns the mutable data that the class or the file holds, as far as JSON can write it.
+    """Returns the data that the class or the file holds and may change, as far as JSON can write it.
 
-    A logger, a pattern or a lock is left out.
+    Beside a class, a scalar counts once it has changed: constants are no state. A logger, a pattern or a lock
+    is left out.
     """
-    names: dict[str, Any] = {k: v for k, v in vars(tools.module).items() if not k.startswith("__")}
-    for kind in reversed(tools.make.__mro__[:-1] if tools.make else ()):
-        names.update({f"{kind.__name__}.{k}": v for k, v in vars(kind).items() if not k.startswith("__")})
+    names, own = _held(tools.module, tools.make), tools.module.__name__
+    scalars = _written({k: v for k, v in names.items() if isinstance(v, SCALARS)})
+    if tools.make:
+        absent = object()
+        scalars = {k: v for k, v in scalars.items() if tools.first.get(k, absent) != v}
+    mutable = (dict, list, set, bytearray)
+    others = {k: v for k, v in names.items() if isinstance(v, mutable) or type(v).__module__ == own}
+    return dict(sorted({**_written(others), **scalars}.items()))
+
+
+def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
+    """Returns what a file and its class hold by name, without what tells about the worlds."""
+    names: dict[str, Any] = dict(vars(module))
+    for each in reversed(kind.__mro__[:-1] if kind else ()):
+        names.update({f"{each.__name__}.{k}": v for k, v in vars(each).items()})
+    ends = {name: name.rpartition(".")[2] for name in names}
+    return {k: v for k, v in names.items() if not ends[k].startswith("__") and ends[k] not in ABOUT}
+
+
+def _written(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns data as JSON values, without classes, functions, generators and what JSON cannot write."""
     found = {}
-    for name, value in sorted(names.items()):
-        mutable = (
-            isinstance(value, (dict, list, set, bytearray)) or type(value).__module__ == tools.module.__name__
-        )
-        counted = not tools.make and isinstance(value, (int, float, str, tuple, type(None)))
-        if name.rpartition(".")[2] in ABOUT or is_generator(value) or not (mutable or counted):
-            continue
-        if isinstance(value, type) or callable(value):
-            continue
-        try:
-            found[name] = plain(value, name)
-        except NoState:
-            continue
+    for name, value in data.items():
+        if not (is_generator(value) or callable(value)):
+            with contextlib.suppress(NoState):
+                found[name] = plain(value, name)
     return found
 
 
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}".strip(": ")
+def clean(text: str) -> str:
+    """Returns a text with question marks for lone surrogates, which no file and no pipe takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def text_of(error: BaseException) -> str:
+    """Returns what an exception says, "" where it cannot say it."""
+    try:
+        return clean(str(error))
+    except (Exception, SystemExit):
+        return ""
+
+
+def said(error: BaseException) -> str:
+    """Returns an exception's class and what it says."""
+    return f"{type(error).__name__}: {text_of(error)[:200]}".strip(": ")

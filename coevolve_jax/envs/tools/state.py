@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 64  # levels; deeper ones contain themselves, or nearly
+MAX_BITS = 10_000  # of an integer that is written as a number: Python writes no more than 4300 digits
 # Generators of random numbers are no state: one draw more or less is no difference that a user sees.
 GENERATORS = (random.Random,)
 _AS_TEXT = (
@@ -47,6 +48,8 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return value.name
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return hex(value)
     if isinstance(value, (int, float)):
         finite = isinstance(value, int) or math.isfinite(value)
         return value if finite else repr(float(value))
@@ -77,9 +80,21 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 def _attributes(value: Any, where: str) -> dict[str, Any]:
     """Returns the attributes of an object of a class that a user defines. Raises NoState for others."""
     kind = type(value)
-    slots = [s for each in kind.__mro__ for s in getattr(each, "__slots__", ())]
+    slotted = any(getattr(each, "__slots__", ()) for each in kind.__mro__)
     foreign = kind.__module__.partition(".")[0] in sys.stdlib_module_names
-    if callable(value) or foreign or not (hasattr(value, "__dict__") or slots):
+    if callable(value) or foreign or not (hasattr(value, "__dict__") or slotted):
         raise NoState(f"{where[:200]} is a {kind.__module__}.{kind.__name__}".replace("builtins.", ""))
-    named = {s: getattr(value, s) for s in slots if s != "__dict__" and hasattr(value, s)}
+    return attributes_of(value)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, also those in slots."""
+    named = {}
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                named[name] = getattr(value, name)
     return {**named, **getattr(value, "__dict__", {})}

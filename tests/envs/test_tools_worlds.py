@@ -1,0 +1,402 @@
+"""A user's own tools: worlds that share a state, chance of NumPy, odd states, rewards, errors and files."""
+
+import dataclasses
+import os
+import re
+import textwrap
+import typing
+
+import pytest
+
+from coevolve_jax import config as configs
+from coevolve_jax import envs
+from coevolve_jax.envs.tools import schema as schemas
+from coevolve_jax.envs.tools.environment import Instance, World
+from coevolve_jax.envs.tools.source import Refused, load
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.toolcheck import facts, findings
+from coevolve_jax.toolcheck.lines import Lines
+from coevolve_jax.types import Call, Turn
+from tests.support.paths import ROOT
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes a file and returns its source."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text, name="own_world", kind="Own"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        return f"{path}:{kind}" if kind else str(path)
+
+    return write
+
+
+def worlds(source):
+    """Returns scenarios made in this process: the sources below are harmless."""
+    return envs.family.module("tools").scenarios("train", {"source": source})
+
+
+def played(source, *calls):
+    """Returns a new world of the source, and its answers to the calls."""
+    world = Instance(source, {"seed": 1})
+    return world, [world.call(call) for call in calls]
+
+
+def graded(source, made, reference):
+    """Returns the outcome of a task, with these reference calls, in whose world calls were made."""
+    world = World()
+    world.reset(dataclasses.replace(worlds(source)[0], turns=(Turn("Do it.", reference),)))
+    for call in made:
+        world.step(call)
+    world.end_turn()
+    return world.score()
+
+
+# ---- Worlds that share a state -------------------------------------------------------------------
+
+SHARED = '''
+import own_store
+
+class Own:
+    def reset(self, seed=0):
+        own_store.SUM[:] = [seed]
+
+    def state(self):
+        return list(own_store.SUM)
+
+    def add(self, n: int) -> str:
+        """Adds.
+
+        Args:
+            n: From 1 to 5.
+        """
+        own_store.SUM[0] += n
+        return "added"
+'''
+
+
+def test_a_state_that_worlds_share_is_found_and_gives_no_reward(written):
+    written("SUM = [0]", name="own_store")
+    source, add = written(SHARED), Call("add", {"n": 2})
+    assert [graded(source, made, (add,)).reason for made in ((), (add,), (add, add))] == ["state_shared"] * 3
+    config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
+    config.environment.workers = 1
+    jobs = [(world, (add, add)) for world in worlds(source)[:2]]
+    with ProcessPool("tools", workers=1) as pool:
+        first, second = pool.execute(jobs), pool.execute(jobs)
+        assert not facts._unlike(config, jobs, first, second)
+        (unlike,) = facts._unlike(config, jobs, first, facts._side_by_side(pool, jobs))
+    assert unlike.call == add and not unlike.alone
+
+
+@pytest.mark.slow
+def test_the_check_stops_at_worlds_that_share_a_state_and_at_a_reward_outside_0_to_1(written):
+    written("SUM = [0]", name="own_store")
+    source = written(SHARED + "\n    def get_reward(self):\n        return 100.0\n")
+    config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
+    found = facts.gather(config, ["train"], worlds=2)
+    stops = [str(f) for f in findings.findings(config, found, Lines(source.partition(":")[0])) if f.stops]
+    assert re.match(r".*own_world.py:11: add depends on other worlds beside it: add\(n=", stops[0])
+    assert stops[1].partition(":20: ")[2].startswith("Own.get_reward returns 100.0. Let it return")
+
+
+def test_numpy_draws_what_the_world_decides_whoever_draws_beside_it(written):
+    source = written(
+        '''
+        import numpy as np
+
+        class Own:
+            def reset(self, seed=0):
+                if seed:
+                    np.random.seed(seed)
+                self.first = int(np.random.randint(10**9))
+
+            def roll(self) -> int:
+                """Rolls."""
+                return int(np.random.randint(10**9))
+        '''
+    )
+    for seed in (0, 1):  # one that does not seed, and one that does
+        a, b = Instance(source, {"seed": seed}), Instance(source, {"seed": seed})
+        rolls = [[world.call(Call("roll", {})).text for world in (a, b)] for _ in range(3)]
+        assert a.state() == b.state() and all(one == other for one, other in rolls)
+        assert len({one for one, _ in rolls}) == 3
+
+
+# ---- The state -----------------------------------------------------------------------------------
+
+
+def test_scalars_that_a_class_changes_are_state_and_constants_are_not(written):
+    source = written(
+        '''
+        TOTAL, RATE, SIZES = 0, 0.5, (1, [2])
+
+        class Own:
+            sold, label = 0, "x"
+
+            def reset(self, seed=0): ...
+
+            def sell(self, n: int) -> str:
+                """Sells.
+
+                Args:
+                    n: From 1 to 5.
+                """
+                global TOTAL, LAST
+                TOTAL += n
+                LAST = SIZES[1][0] = n
+                Own.sold += 1
+                return "sold"
+        '''
+    )
+    world, (said,) = played(source)[0], played(source, Call("sell", {"n": 3}))[1]
+    assert world.state() == {} and not said.error
+    assert played(source, Call("sell", {"n": 3}))[0].state() == {
+        "LAST": 3, "Own.sold": 1, "SIZES": [1, [3]], "TOTAL": 3,
+    }  # fmt: skip
+    one, two = (Call("sell", {"n": n}) for n in (1, 2))
+    assert graded(source, (one,), (two,)).reason == "state_differs"
+
+
+def test_a_long_integer_is_state(written):
+    source = written(
+        '''
+        class Own:
+            def reset(self, seed=0):
+                self.n = 7
+
+            def grow(self) -> str:
+                """Grows."""
+                self.n = self.n ** 10_000
+                return "grown"
+        '''
+    )
+    assert graded(source, (), (Call("grow", {}),)).reason == "state_differs"
+    assert played(source, Call("grow", {}))[0].state() == {"n": hex(7**10_000)}
+
+
+TOOL = '''
+def put(x: int) -> int:
+    """Puts.
+
+    Args:
+        x: It.
+    """
+    state["x"] = x
+    return x
+'''
+SLOTS = '''
+class Base:
+    __slots__ = "n"
+
+class Own(Base):
+    __slots__ = ("__hidden",)
+
+    def reset(self, seed=0):
+        self.n, self.__hidden = seed, [1]
+
+    def look(self) -> int:
+        """Looks."""
+        return self.n
+'''
+
+
+def test_a_state_that_is_data_and_slots_are_state(written):
+    functions = written("state = {'x': 0}\n" + TOOL, kind="")
+    assert played(functions, Call("put", {"x": 4}))[0].state() == {"state": {"x": 4}}
+    assert played(written(SLOTS))[0].state() == {"_Own__hidden": [1], "n": 1}
+    kind = SLOTS.replace("class Own(Base):", "class Own(Base):\n    state = {'a': 1}")
+    assert played(written(kind))[0].state()["Own.state"] == {"a": 1}
+
+
+def test_a_tool_with_the_name_state_is_refused(written):
+    source = written(
+        SLOTS + '\n    def state(self, name: str) -> str:\n        """Of it."""\n        return name\n'
+    )
+    with pytest.raises(
+        Refused, match=r"own_world.py:15: Own.state needs name, and the name state is reserved"
+    ):
+        load(source)
+
+
+# ---- Errors and files ----------------------------------------------------------------------------
+
+
+def test_errors_that_cannot_be_said_reach_the_agent(written):
+    source = written(
+        '''
+        import asyncio
+
+        class Mute(Exception):
+            def __str__(self):
+                raise KeyError("mute")
+
+        class Odd:
+            def __bool__(self):
+                raise ValueError("neither true nor false")
+
+        class Own:
+            def reset(self, seed=0): ...
+
+            def mute(self) -> int:
+                """Raises."""
+                raise Mute
+
+            def odd(self) -> dict:
+                """Answers oddly."""
+                return {"error": Odd()}
+
+            async def cancel(self) -> int:
+                """Is cancelled."""
+                raise asyncio.CancelledError("by itself")
+
+            def lone(self) -> int:
+                """Raises a lone surrogate."""
+                raise ValueError("a \\ud800 b")
+        '''
+    )
+    said = played(source, *(Call(name, {}) for name in ("mute", "odd", "cancel", "lone")))[1]
+    assert all(each.error for each in said)
+    assert [each.text.encode() for each in said] == [
+        b'{"error": "Mute"}',
+        b'{"error": "neither true nor false"}',
+        b'{"error": "CancelledError: by itself"}',
+        b'{"error": "a ? b"}',
+    ]
+
+
+def test_files_in_other_encodings_are_read_and_broken_ones_named_with_their_line(tmp_path):
+    path = tmp_path / "own_text.py"
+    for head, encoding in (("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\n", "latin-1")):
+        path.write_bytes((head + SLOTS.replace("Looks", "Schaut über")).encode(encoding))
+        os.utime(path, (len(head), len(head)))
+        assert "über" in load(f"{path}:Own").schemas()[0]["function"]["description"]
+        assert Lines(str(path), "Own").of("look").endswith(f":{head.count(chr(10)) + 11}")
+    for body, line in ((b"x = 1\n\ny = '\xe9'\n", 3), (b"x = '\0'\n", 1), (b"x = 1\ndef f(:\n", 2)):
+        path.write_bytes(body)
+        os.utime(path, (line + 100, line + 100))
+        for read in (load, Lines):
+            with pytest.raises(Refused, match=rf"own_text.py:{line}: "):
+                read(str(path))
+
+
+# ---- Rewards -------------------------------------------------------------------------------------
+
+REWARDED = '''
+import random
+
+class Own:
+    def reset(self, seed=0):
+        self.n = seed
+
+    def add(self) -> int:
+        """Adds one."""
+        self.n += 1
+        return self.n
+
+    def get_reward(self):
+        return {}
+'''
+
+
+@dataclasses.dataclass
+class Reward:
+    reward: str
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("100.0 * (self.n > 1)", "Own.get_reward returns 100.0."),
+        ("float('nan')", "Own.get_reward returns nan."),
+        ("1 / 0", "Own.get_reward raises ZeroDivisionError: division by zero."),
+        ("random.SystemRandom().random()", r"Own.get_reward returns 0\.\d+ and 0\.\d+ in equal worlds."),
+        ("(self.n > 1) + 1e-9", ""),
+    ],
+)
+def test_a_reward_is_a_number_from_0_to_1_that_follows_from_the_state(written, code, said):
+    source = written(REWARDED.replace("{}", code))
+    config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
+    wrong = facts._reward(config, [(worlds(source)[0], [Call("add", {})] * 3)])
+    assert re.fullmatch(said, wrong)
+    found = list(findings._reward(Reward(wrong), Lines(source.partition(":")[0], "Own")))  # type: ignore[arg-type]
+    assert [str(each) for each in found if each.stops] == [
+        f"{each.place}: {wrong} Let it return a number from 0 to 1 that follows from the state alone."
+        for each in found
+        if each.place.endswith("own_world.py:13")
+    ]
+    assert len(found) == bool(said)
+
+
+def test_a_reward_outside_0_to_1_is_refused_and_rounding_is_not(written):
+    source = written(REWARDED.replace("{}", "self.n"))
+    with pytest.raises(Refused, match=r"Own.get_reward returns 100.0: return a number from 0 to 1\.$"):
+        Instance(source, {"seed": 100.0}).reward()
+    assert Instance(source, {"seed": 1 + 1e-9}).reward() == 1.0
+
+
+# ---- What a source says of its worlds ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("values = {'x': 5}", r"Own.values\['x'\] is 5: give a list"),
+        ("values = {'x': 'Ada'}", r"Own.values\['x'\] is 'Ada': give a list"),
+        ("values = {'x': [date(2024, 1, 2)]}", r"Own.values\['x'\] is \[datetime.date\(2024, 1, 2\)\]: give"),
+        ("values = {3: ['Ada']}", r"Own.values\[3\] is \['Ada'\]: give a list"),
+        ("values = ['Ada']", r"Own.values is \['Ada'\]: give a mapping"),
+        ("scenarios = {}", r'Own.scenarios must be \{"train"'),
+        (
+            "scenarios = {'train': [{'seed': date(2024, 1, 2)}]}",
+            r"Own.scenarios\['train'\]\[0\] is {'seed': d",
+        ),
+        ("scenarios = {'train': [{'seed': 1}, {'seed': {1}}]}", r"Own.scenarios\['train'\]\[1\] is {'seed'"),
+        (
+            "scenarios = {'train': [{'seed': {1: 'a'}}]}",
+            r"Own.*\[0\] is {'seed': {1: 'a'}}, which is no JSON",
+        ),
+        ("scenarios = {'train': [{1: 'a'}]}", r"Own.scenarios\['train'\]\[0\] is {1: 'a'}, which is no JSON"),
+    ],
+)
+def test_values_and_scenarios_that_are_no_json_are_refused_in_a_sentence(written, line, said):
+    body = REWARDED.replace("    def reset", f"    {line}\n    def reset", 1)
+    with pytest.raises(Refused, match=rf"own_world.py:5: {said}") as refusal:
+        worlds(written("from datetime import date\n" + body))
+    assert "\n" not in str(refusal.value)
+
+
+def test_tuples_in_values_and_scenarios_are_lists(written):
+    lines = "    values = {'x': (1, (2,))}\n    scenarios = {'train': ({'seed': (1, 2)},)}\n    def reset"
+    (world,) = worlds(written(REWARDED.replace("    def reset", lines, 1)))
+    assert (world.scenario["values"], world.scenario["reset"]) == ({"x": [1, [2]]}, {"seed": [1, 2]})
+
+
+# ---- Type hints ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Node:
+    below: "Node | None" = None
+
+
+class Typed:
+    def bare(self: "Typed", items: typing.List, sizes: typing.Dict) -> "Node":  # noqa: UP006
+        """Takes a list and a mapping of anything."""
+        return Node()
+
+    def recursive(self, node: Node) -> int:
+        """Takes a node."""
+        return 1
+
+
+def test_bare_lists_an_annotated_self_and_recursive_classes_have_their_schemas():
+    found = schemas.schema(Typed.bare)["function"]["parameters"]
+    assert found["properties"] == {"items": {"type": "array"}, "sizes": {"type": "object"}}
+    hints = schemas.hints_of(Typed.bare)
+    assert schemas.convert(hints["items"], [1, "a"]) == [1, "a"]
+    assert schemas.convert(hints["sizes"], {"a": 1}) == {"a": 1}
+    with pytest.raises(schemas.Unfit, match="argument node: its type Node contains itself: let it hold"):
+        schemas.schema(Typed.recursive)
