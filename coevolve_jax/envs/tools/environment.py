@@ -184,10 +184,7 @@ class World:
                 if before == self._reference.state():
                     told.append(said)
             seen.append(self._own.state())
-            if seen != [
-                mine,
-                mine,
-            ]:  # neither the reference's reset nor its calls may reach the agent's world
+            if seen != [mine, mine]:  # the reference's reset or calls have reached the agent's world
                 return "state_shared"
             if mine != self._reference.state():
                 return "state_differs"
