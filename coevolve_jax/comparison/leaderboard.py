@@ -394,9 +394,12 @@ def _said(testbed: Testbed, by_seed: Mapping[str, Mapping[int, float]]) -> list[
             (lacks[tuple(lacking)] if own else unrun).append(a)
     for lacking, arms in lacks.items():
         missing, count = ", ".join(map(str, lacking)), len(seeds) - len(lacking)
+        said.append(f"{', '.join(arms)}: {count} of {len(seeds)} seeds were run; missing: {missing}.")
+    if len({frozenset(own) for own in by_seed.values()}) > 1:
+        said.append("Means are adjusted for the seeds that an arm lacks.")
+    if any(len(own) < FEW for own in by_seed.values()):
         said.append(
-            f"{', '.join(arms)}: {count} of {len(seeds)} seeds were run; missing: {missing}. The means are "
-            "adjusted for them."
+            f"With fewer than {FEW} seeds how far runs differ is itself a guess, and so are intervals."
         )
     if unrun:
         said.append(f"Planned and not run yet: {', '.join(unrun)}.")

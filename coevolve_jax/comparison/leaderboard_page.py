@@ -94,7 +94,7 @@ def _testbed(b: Board) -> list[str]:
              "what is missing"],
             [_result(r) for r in b.rows],
         ),
-        f"Points are of 100. Intervals of the {count} methods against random hold together in 95% of such "
+        f"Points are of 100. Intervals of methods against random, {count} here, hold together in 95% of such "
         "comparisons. The wider of Dunnett's and of sign flips within seeds counts, and p is the larger; "
         f"below {FLIPPED} seeds Dunnett's stands alone. Intervals of controls hold each by itself. Only "
         "methods whose interval lies above 0, also with lost trials as failures and diverged runs as 0, are "

@@ -297,9 +297,11 @@ def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
     assert board.df == 53 - 7 - 7 and found["my.none"]["rank_lo"] >= 3
     assert board.said[:3] == [
         "my.little diverged in seeds 203, which its mean leaves out.",
-        "my.none: 6 of 8 seeds were run; missing: 200, 201. The means are adjusted for them.",
-        "Planned and not run yet: blame.",
+        "my.none: 6 of 8 seeds were run; missing: 200, 201.",
+        "Means are adjusted for the seeds that an arm lacks.",
     ]
+    assert "Planned and not run yet: blame." in board.said
+    assert not any("a guess" in line for line in board.said)
     text = leaderboard_page.page([board], leaderboard.systems())
     assert f"| `my.none` |  |  | {100 * values['my.none'][202]:.1f} |" in text
 
@@ -431,6 +433,7 @@ def test_an_arm_with_few_seeds_has_no_rank_and_sets_no_floor_to_the_p_of_others(
     found = {r["method"]: r for r in board_of(folder(tmp_path / "runs", few)).rows}
     assert found["my.little"]["rank_lo"] is None and found["my.little"]["p_best"] is None
     assert found["my.little"]["lo"] is not None  # Dunnett's alone, from three seeds on
+    assert any("With fewer than 5 seeds" in line for line in board_of(tmp_path / "runs").said)
     assert found["my.good"]["p"] < 0.05 and found["my.good"]["lo"] > 0
     assert found["my.good"]["rank_lo"] == 1
 
