@@ -73,8 +73,8 @@ class Campaign:
         for part in PARTS if there else ():
             if self.read(there[-1], part) is None:
                 return there[-1], part
-        if self._lines()[-1:] and json.loads(self._lines()[-1]).get("event") == "ended":
-            return None
+        if any(event["event"] in ("ended", "opened") for event in self.events()):
+            return None  # nothing is trained after a reading of the test
         kinds = self._kinds()
         if self.left() <= 0 or kinds.count("refused") >= MOST_REFUSED * wanted:
             return None
@@ -226,6 +226,11 @@ class Campaign:
                 path = self.path(version, part)
                 if path.exists() and str(path.relative_to(self.folder)) not in told:
                     self._tell(part, version)
+        for event, pattern in (("decided", "approved/v*.json"), ("opened", "final/opened*.json")):
+            for path in sorted(self.folder.glob(pattern)):
+                if (name := str(path.relative_to(self.folder))) not in told:
+                    who = {"version": path.name.partition("_")[0]} if event == "decided" else {}
+                    self._append({"event": event, **who, "file": name, "sha256": sha256(path)})
 
     # ---- what may not change -------------------------------------------------------------------------
 
@@ -274,7 +279,8 @@ def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
                 "own settings."
             )
         return campaign
-    if folder.exists() and any(p.name != "lock" for p in folder.iterdir()):
+    left = lambda p: p.name == "lock" or p.name.startswith(".campaign.json.")  # by a kill
+    if folder.exists() and not all(map(left, folder.iterdir())):
         raise ValueError(f"{folder} is not empty and holds no campaign: choose another --workdir.")
     folder.mkdir(parents=True, exist_ok=True)
     campaign._once(path, plan)

@@ -28,6 +28,12 @@ from coevolve_jax.types import Group, Task, Trajectory
 FILES = ("evaluations.jsonl", "metrics.jsonl", "ledger.json")  # of a run, by which it is judged
 
 
+def files(run: Path) -> list[str]:
+    """The names of a run's files by which it is judged: FILES, and its recorded rollouts and evaluations."""
+    recorded = sorted(p for folder in (ROLLOUTS, EVALUATIONS) for p in (run / folder).glob("step_*"))
+    return [*FILES, *(str(p.relative_to(run)) for p in recorded)]
+
+
 class Selection(NamedTuple):
     """Success of one run on the selection set.
 

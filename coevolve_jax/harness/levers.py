@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.config import idle
 from coevolve_jax.diagnosis import rewards
-from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.diagnosis.trends import MEANINGS, SETTINGS
 from coevolve_jax.harness.records import Proposal
 
 Changes = dict[str, Any]  # dotted config key -> value
@@ -260,6 +260,8 @@ def check_proposal(levers: Mapping[str, Lever], config: ConfigDict, proposal: Pr
         raise Refused(f"{p.lever} {p.move} does not give {short(dict(p.changes))}.")
     if aim and (aim.diagnostic not in MEANINGS or aim.direction not in ("up", "down")):
         raise Refused(f"{short(aim.diagnostic)} {short(aim.direction)} is no change of a value of training.")
+    if aim and aim.diagnostic in SETTINGS:
+        raise Refused(f"{short(aim.diagnostic)} is a setting of the run: name a value that training shows.")
     if aim and not (math.isfinite(aim.least) and aim.least >= 0):
         raise Refused(f"A hypothesis asks for a change of {aim.least}: name a number from 0 on.")
     for name, text in (

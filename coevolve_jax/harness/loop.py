@@ -38,7 +38,7 @@ GATES = {
 
 
 TOLD = 300  # characters of a difference
-UNREADABLE = (LookupError, TypeError, AttributeError, ValueError)  # what is forged may have any form
+UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, OSError)  # what is forged may have any form
 
 
 class Waiting(Exception):

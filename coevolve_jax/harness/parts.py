@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ class Parts:
             "files": {
                 f"seed_{seed}/{name}": sha256(run / name)
                 for seed, run in runs.items()
-                for name in evidence.FILES
+                for name in evidence.files(run)
             },
         }
 
@@ -211,6 +212,10 @@ class Parts:
         found = self._campaign.read(version, "evidence")
         if failed := self._campaign.read(version, "smoke").get("failed") or found.get("failed"):
             return Verdict("failed", (Rule("ran", False, failed),))
+        for seed, selection in self._versions.selection(version).items():
+            if math.isnan(selection.success):
+                why = f"Every trial of seed {seed} on the selection set was lost."
+                return Verdict("failed", (Rule("ran", False, why),))
         if found["canary"] != self._campaign.read(START, "evidence")["canary"]:
             return Verdict("invalid", (Rule("canary", False, CANARY),))
         proposal = self._versions.proposal(version)

@@ -49,7 +49,7 @@ def judge(
       alerts: gating diagnostics that are at alert for the child and were not for the parent.
       audit: None: not audited.
     """
-    by_seed = {str(s): child[s].success - parent[s].success for s in sorted(child)}
+    by_seed = {str(s): difference(parent[s], child[s]) for s in sorted(child)}
     mean = float(np.mean(list(by_seed.values())))
     se = standard_error(parent, child, noise)
     least = se if len(rules) > 1 else 0.0
@@ -98,6 +98,24 @@ def with_person(judged: Verdict, approved: bool, why: str) -> Verdict:
     )
     kind = "rejected" if judged.kind == "promoted" and not approved else judged.kind
     return dataclasses.replace(judged, kind=kind, rules=(*judged.rules, rule))
+
+
+def difference(parent: Selection, child: Selection) -> float:
+    """Child - parent in success on the same tasks; nan where a side has no trial.
+
+    Where trials are lost it is the smaller of two: the mean over the tasks that both have, and the difference
+    with lost trials as failures. So no version gains by losing what it fails.
+    """
+    counts = [*parent.by_task.values(), *child.by_task.values()]
+    most = max((trials for _, trials in counts), default=0)
+    if all(trials == most for _, trials in counts):
+        return child.success - parent.success
+    both = [(parent.by_task.get(task, (0, 0)), own) for task, own in child.by_task.items()]
+    pairs = [own[0] / own[1] - theirs[0] / theirs[1] for theirs, own in both if own[1] and theirs[1]]
+    if not pairs:
+        return math.nan
+    worst = [sum(s for s, _ in side.by_task.values()) / len(side.by_task) / most for side in (parent, child)]
+    return min(float(np.mean(pairs)), worst[1] - worst[0])
 
 
 def standard_error(parent: Mapping[int, Selection], child: Mapping[int, Selection], noise: float) -> float:

@@ -10,6 +10,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.diagnosis import rewards
 from coevolve_jax.harness import levers
+from coevolve_jax.harness.records import Expectation, Proposal
 from tests.harness.support import config
 
 CONFIG = config("none")
@@ -87,6 +88,20 @@ HOSTILE = st.one_of(
          "learner.learning_rate; seed", "v" * 10_000, "NaN", "reward.terms", "learner.learning_rate", "x3"]
     ),
 )  # fmt: skip
+
+
+def test_a_hypothesis_is_about_what_training_shows_and_not_about_its_setting():
+    changes = levers.move(TABLE, CONFIG, "learner.learning_rate", "x3")
+    for name, refused in (("learning_rate", True), ("success_last", False)):
+        aim = Expectation(name, "up", 1e-6)
+        proposal = Proposal(
+            "v000", "learner.learning_rate", "x3", changes, because="b", proposer="p", expects=aim
+        )
+        if refused:
+            with pytest.raises(levers.Refused, match="'learning_rate' is a setting of the run"):
+                levers.check_proposal(TABLE, CONFIG, proposal)
+        else:
+            levers.check_proposal(TABLE, CONFIG, proposal)
 
 
 @given(lever=HOSTILE, move=HOSTILE)

@@ -124,6 +124,77 @@ def test_a_changed_byte_stops_the_next_command_and_names_the_file(what, tmp_path
         found.run()  # although the campaign is over
 
 
+def test_changed_rollouts_stop_the_next_command_and_a_missing_file_is_a_sentence_of_the_replay(tmp_path):
+    found = evolution(tmp_path / "campaign", versions=1)
+    found.run()
+    recorded = sorted((found.campaign.folder / "versions/v000/runs/seed_0/rollouts").glob("step_*"))
+    content = recorded[0].read_bytes()
+    recorded[0].write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(campaign.Tampered, match=f"rollouts/{recorded[0].name}"):
+        found.run()
+    recorded[0].write_bytes(content)
+    (found.campaign.folder / "versions/v001/runs/seed_0/metrics.jsonl").unlink()
+    told = evolution(tmp_path / "campaign", versions=1).replay()
+    assert any("metrics.jsonl" in sentence for sentence in told), told
+
+
+def test_a_kill_before_an_event_leaves_no_decision_outside_the_chain(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    with pytest.raises(loop.Waiting):
+        found.run(gate="verdict")
+    found.decide("v001", False, "no")
+    events = found.campaign.folder / "events.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    assert json.loads(lines[-1])["event"] == "decided"
+    events.write_text("".join(lines[:-1]))  # as a kill between the file and its event leaves it
+    evolution(tmp_path / "campaign", "slow", versions=1).run()
+    assert [e["event"] for e in found.campaign.events()].count("decided") == 1
+    (path,) = (found.campaign.folder / "approved").glob("v001_*.json")
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace("false", "true"))
+    with pytest.raises(campaign.Tampered, match="approved/v001_verdict.json"):
+        found.campaign.check()
+
+
+def test_nothing_is_trained_after_the_end_or_a_reading_of_the_test(tmp_path, monkeypatch):
+    class Nothing:
+        def propose(self, history, rng):
+            return None
+
+    found = evolution(tmp_path / "campaign", versions=2)
+    monkeypatch.setattr(found.parts, "proposer", Nothing())
+    found.run()
+    assert found.campaign.next() is None
+    found.campaign.write_final("opened.json", {"seeds": [1]})
+    assert found.campaign.next() is None
+
+
+def test_a_version_whose_every_trial_is_lost_has_failed_and_the_campaign_goes_on(tmp_path):
+    def launch(jobs, side_by_side):
+        came = train_made_up(jobs, side_by_side)
+        for job in jobs:
+            path = job.workdir / "evaluations.jsonl"
+            if job.config.learner.learning_rate != slow and path.exists():
+                rows = [json.loads(line) for line in path.read_text().splitlines()]
+                for row in rows:
+                    row["by_task"] = {task: [0, 0] for task in row["by_task"]}
+                path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return came
+
+    slow = config("slow").learner.learning_rate
+    found = evolution(tmp_path / "campaign", "slow", launch, versions=2)
+    found.run()
+    first = found.versions.verdict("v001")
+    assert first.kind == "failed" and "seed 0 on the selection set was lost" in first.decided.sentence
+    assert len(found.campaign.versions()) > 2
+
+
+def test_a_folder_with_what_a_kill_left_of_the_plan_is_begun(tmp_path):
+    (tmp_path / "campaign").mkdir()
+    (tmp_path / "campaign" / ".campaign.json.123").write_text("{")
+    assert evolution(tmp_path / "campaign", versions=1).campaign.folder.exists()
+
+
 def test_a_changed_source_file_stops_the_next_command(tmp_path, monkeypatch):
     found = evolution(tmp_path / "campaign", versions=1)
     found.run()

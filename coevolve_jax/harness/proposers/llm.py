@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 from coevolve_jax import config as configs
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.features import fields
-from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.diagnosis.trends import MEANINGS, SETTINGS
 from coevolve_jax.harness.diagnostics import LIVE
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.proposers.scripted import Scripted
@@ -100,8 +100,8 @@ class Model:
 
     def _checked(self, history: History, parent: Seen, answer: Answer) -> Proposal | None:
         """The proposal of an answer; None, with a refusal, where it names what there is not."""
-        if answer.diagnostic not in MEANINGS:
-            return self._refuse(f"{answer.diagnostic[:40]!r} is no value of a training run.")
+        if answer.diagnostic not in MEANINGS or answer.diagnostic in SETTINGS:
+            return self._refuse(f"{answer.diagnostic[:40]!r} is no value that training shows.")
         if (answer.lever, answer.move) not in history.new_moves(parent.id):
             return self._refuse(f"{answer.lever[:40]!r} {answer.move[:40]!r} is no open move.")
         found = history.first_that_runs(parent.id, [(answer.lever, answer.move)])

@@ -1,0 +1,49 @@
+"""The difference between a version and its parent: on the same tasks, and no gain by lost trials."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coevolve_jax.harness import verdict
+from coevolve_jax.harness.evidence import Selection
+
+
+def selection(counts):
+    by_task = {f"t{i}": list(count) for i, count in enumerate(counts)}
+    return Selection(by_task, {task: task for task in by_task})
+
+
+HALF = [(2, 2)] * 20 + [(0, 2)] * 20
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        [(2, 2)] * 20 + [(0, 0)] * 20,  # all that it fails is lost
+        [(2, 2)] + [(0, 0)] * 39,  # one task is left
+        [(2, 2)] * 20 + [(0, 1)] * 20,
+    ],
+)
+def test_a_version_gains_nothing_by_losing_what_it_fails(child):
+    judged = verdict.judge({0: selection(HALF)}, {0: selection(child)}, noise=0.0)
+    assert judged.kind == "rejected" and judged.by_seed["0"] <= 0
+    better = verdict.judge({0: selection(HALF)}, {0: selection([(2, 2)] * 40)}, noise=0.0)
+    assert better.kind == "promoted" and better.by_seed["0"] == 0.5
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12), st.integers(0, 99))
+def test_the_difference_is_that_of_the_tasks_and_never_above_it(child, seed):
+    rng = np.random.default_rng(seed)
+    child = [(min(s, n), n) for s, n in child]
+    parent = [(int(rng.integers(0, 5)), 4) for _ in child]
+    found = verdict.difference(selection(parent), selection(child))
+    pairs = [a[0] / a[1] - b[0] / b[1] for a, b in zip(child, parent, strict=True) if a[1]]
+    if not pairs:
+        assert math.isnan(found)
+    else:
+        assert found <= np.mean(pairs) + 1e-9
+        if all(n == 4 for _, n in child):
+            assert found == pytest.approx(np.mean(pairs))
