@@ -90,8 +90,7 @@ def _testbed(b: Board) -> list[str]:
         f"![{title}](leaderboard/{b.testbed.name}.svg)",
         _table(
             ["rank", "method", "mark", "macro success" if "macro" in metric else "success",
-             "against random", "p", "against random_probe", "p (Holm)", "alike", "P(best)", "headroom",
-             "what is missing"],
+             "against random", "p", "against random_probe", "p (Holm)", "alike", "P(best)", "headroom"],
             [_result(r) for r in b.rows],
         ),
         f"Points are of 100. Intervals of methods against random, {count} here, hold together in 95% of such "
@@ -107,6 +106,10 @@ def _testbed(b: Board) -> list[str]:
              "with a weak tool", "failed at first sight", "explorer steps", "LLM tokens", "minutes"],
             [_cost(r) for r in b.rows],
         ),
+        "### How near to the papers",
+        "\n".join(
+            f"* {_name(r['method'])}: {_plain(why)}" for r in b.rows if (why := fidelity(r["method"])[1])
+        ) or "* Only controls.",
         "### Seeds",
         _table(
             ["method", *map(str, seeds)],
@@ -125,8 +128,7 @@ def _result(r: Mapping[str, Any]) -> list[str]:
     return [
         rank, _name(r["method"]), r["fidelity"], _percent(r["mean"]), _span(r, "diff_random", "lo", "hi"),
         _p(r["p"]), _span(r, "diff_probe", "probe_lo", "probe_hi"), _p(r["probe_p"]), r["letters"] or "",
-        best,
-        share, _plain(fidelity(r["method"])[1]),
+        best, share,
     ]  # fmt: skip
 
 
