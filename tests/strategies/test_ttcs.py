@@ -196,9 +196,12 @@ def test_wrong_answers_of_the_queries_change_nothing_but_their_evaluation(runs):
     own, other = (list(map(timed, lines(name, "metrics.jsonl"))) for name in ("right", "wrong"))
     keys = ("loss", "kl", "grad_norm", "length", "signals", "groups", "success")
     assert [[row.get(k) for k in keys] for row in own] == [[row.get(k) for k in keys] for row in other]
-    assert any(row["signals"]["queries"] for row in own) and lines("right", "tasks.jsonl") == lines(
-        "wrong", "tasks.jsonl"
-    )
+    assert any(row["signals"]["queries"] for row in own)
+    tasks = [lines(name, "tasks.jsonl") for name in ("right", "wrong")]
+    for task in (t for side in tasks for t in side if t["lineage"]["kind"] == "initial"):
+        # Leak control keeps D_0, which nobody draws here, from the queries by their answers too.
+        task["lineage"] |= {"similarity": None, "nearest": None}
+    assert tasks[0] == tasks[1]
     sets = [{r["set"]: r for r in lines(name, "evaluations.jsonl")} for name in ("right", "wrong")]
     assert sets[0]["iid"] == sets[1]["iid"] and sets[0]["queries"] != sets[1]["queries"]
 
