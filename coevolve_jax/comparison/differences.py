@@ -178,7 +178,7 @@ def at_worst(found: Runs, arm: str) -> dict[str, Any] | None:
     """Numbers of an arm with lost trials as failures. None where these say the same, up to stats.LOST."""
     own = {key: c for key, c in found.items() if key[0] == arm}
     worst = _values({key: c.lost_as_failures() for key, c in own.items()})
-    values, told = _values(own), _lost(own.values())
+    values, told = _values(own), lost_counts(own.values())
     moved = bool(values and worst) and abs(_mean(values.values()) - _mean(worst.values())) > stats.LOST
     return _over_seeds(worst) if told["lost_share"] > stats.LOST or moved else None
 
@@ -190,7 +190,7 @@ def difference(found: Runs, a: str, b: str, seed: int = 0) -> dict[str, Any]:
     left out. "lost", "lost_share": of the trials of both arms.
     """
     own = {key: c for key, c in found.items() if key[0] in (a, b)}
-    row = {**_difference(own, a, b, seed), **_lost(own.values(), tasks=False)}
+    row = {**_difference(own, a, b, seed), **lost_counts(own.values(), tasks=False)}
     if at_worst(own, a) or at_worst(own, b):
         failed = {key: c.lost_as_failures() for key, c in own.items()}
         row["if_lost_failed"] = _difference(failed, a, b, seed)
@@ -273,7 +273,7 @@ def compare(
     table = []
     for arm in arms:
         own = {key: c for key, c in found.items() if key[0] == arm}
-        entry = {"arm": arm, **_over_seeds(_values(own)), **_lost(own.values())}
+        entry = {"arm": arm, **_over_seeds(_values(own)), **lost_counts(own.values())}
         if worst.get(arm):
             entry["if_lost_failed"] = worst[arm]
         if seeds := sorted(s for name, s in ended if name == arm):
@@ -331,7 +331,7 @@ def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
                     continue
                 own = {key: c for key, c in at.items() if key[0] == arm}
                 e, worst = _over_seeds(_values(own)), at_worst(own, arm)
-                lost = _lost(own.values())["lost_share"]
+                lost = lost_counts(own.values())["lost_share"]
                 if not (e["n"] or worst):
                     continue
                 line = found.setdefault(name, {}).setdefault(arm, {key: [] for key in keys})
@@ -371,7 +371,7 @@ def _over_seeds(values: Mapping[int, float]) -> dict[str, Any]:
     return row
 
 
-def _lost(runs: Iterable[Counts], tasks: bool = True) -> dict[str, Any]:
+def lost_counts(runs: Iterable[Counts], tasks: bool = True) -> dict[str, Any]:
     """Sums the lost trials of runs: their number, their share, and with `tasks` the tasks without a trial."""
     lost, asked, whole = map(int, np.sum([np.zeros(3, int), *(c.tally for c in runs)], axis=0))
     told = {"lost": lost, "lost_share": lost / asked if asked else 0.0}

@@ -21,9 +21,9 @@ import numpy as np
 from coevolve_jax import config as configs
 from coevolve_jax import names, shipped
 from coevolve_jax.analysis import stats
-from coevolve_jax.comparison import bundle, many_to_one, plan, results
+from coevolve_jax.comparison import bundle, many_to_one, notes, plan, results
 from coevolve_jax.comparison.arms import arm
-from coevolve_jax.comparison.differences import METRICS, Counts, counts
+from coevolve_jax.comparison.differences import METRICS, Counts, counts, lost_counts
 
 RANDOM, PROBE, ORACLE = "random", "random_probe", "oracle"
 CONTROLS = (
@@ -171,7 +171,7 @@ def board(testbed: Testbed) -> Board:
     first |= {c.a: c for c in many_to_one.pooled(fitted, others, RANDOM)}
     worst = worst_case(testbed, found, by_seed)
     worst_fit = many_to_one.fit(worst)
-    at_worst = against_random(worst_fit, worst, methods)
+    at_worst = first if worst == by_seed else against_random(worst_fit, worst, methods)
     passed = [a for a in methods if min(first[a].low or 0, at_worst[a].low or 0) > 0]
     second = against_probe(fitted, passed)
     order = sorted(means, key=lambda a: -means[a])
@@ -225,12 +225,13 @@ def board(testbed: Testbed) -> Board:
     said += [f"{a} shares no seed with {RANDOM} and stands in no table." for a in every if a not in by_seed]
     for a in order:
         least = under[a] - under[RANDOM]
-        if abs(least - (means[a] - means[RANDOM])) > stats.LOST or _lost_share(found, a) > stats.LOST:
+        lost = lost_counts(c for (arm, _), c in found.items() if arm == a)["lost_share"]
+        if abs(least - (means[a] - means[RANDOM])) > stats.LOST or lost > stats.LOST:
             said.append(
-                f"{a} lost {_lost_share(found, a):.1%} of its trials. With lost trials as failures and "
-                f"diverged runs as 0 its mean is {100 * under[a]:.1f}, {100 * least:+.1f} against {RANDOM}."
+                f"{a} lost {lost:.1%} of its trials. With lost trials as failures and diverged runs as 0 its "
+                f"mean is {100 * under[a]:.1f}, {100 * least:+.1f} against {RANDOM}."
             )
-    said += _added(testbed.plan)
+    said += notes.added(testbed.plan)
     return Board(testbed, rows, by_seed, fitted.sd, fitted.df, said)
 
 
@@ -243,16 +244,6 @@ def worst_case(
         if r.get("diverged") is not None and r["arm"] in worst:
             worst[r["arm"]][int(r["seed"])] = 0.0
     return worst
-
-
-def _lost_share(found: Mapping[tuple[str, int], Counts], a: str) -> float:
-    lost, asked, _ = np.sum([c.tally for (arm, _), c in found.items() if arm == a], axis=0)
-    return float(lost / asked) if asked else 0.0
-
-
-def _added(asked: Mapping[str, Any]) -> list[str]:
-    """Says which arms and seeds were added to the plan after the run began."""
-    return [f"Added after the run began, on {e['date']}: {e['what']}." for e in asked.get("extended", ())]
 
 
 def primary(testbed: Testbed) -> str:
@@ -268,17 +259,14 @@ def against_random(
     Sign flips take the arms with FLIPPED seeds or more: one with fewer would set a floor to the p of all.
     The others have Dunnett's alone, and none at all below three seeds.
     """
-    common = {
-        a: [x - by_seed[RANDOM][s] for s, x in by_seed[a].items() if s in by_seed[RANDOM]] for a in methods
+    base = by_seed[RANDOM]
+    common = {a: [x - base[s] for s, x in by_seed[a].items() if s in base] for a in methods}
+    few = {a for a, d in common.items() if 2 < len(d) < FLIPPED and not stats.alike(d)}
+    flipped = {c.a: c for c in many_to_one.max_t(by_seed, [a for a in methods if a not in few], RANDOM)}
+    return {
+        c.a: c if c.a in few else many_to_one.wider(c, flipped[c.a])
+        for c in many_to_one.dunnett(fitted, methods, RANDOM)
     }
-    flipped = many_to_one.max_t(by_seed, [a for a in methods if len(common[a]) >= FLIPPED], RANDOM)
-    second = {c.a: c for c in flipped}
-    nothing = lambda c: c._replace(low=None, high=None, p=None)
-    found = {}
-    for c in many_to_one.dunnett(fitted, methods, RANDOM):
-        told = len(common[c.a]) > 2 and not stats.alike(common[c.a])
-        found[c.a] = many_to_one.wider(c, second[c.a]) if c.a in second else c if told else nothing(c)
-    return found
 
 
 def against_probe(fitted: many_to_one.Fit, passed: Sequence[str]) -> dict[str, many_to_one.Contrast]:

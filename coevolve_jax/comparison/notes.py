@@ -157,13 +157,14 @@ def _points(d: Mapping[str, Any]) -> str:
     return "no value" if d["difference"] is None else f"{100 * d['difference']:+.1f} points"
 
 
+def added(plan: Mapping[str, Any]) -> list[str]:
+    """Says which arms, seeds and settings joined the plan after the run began."""
+    return [f"Added after the run began, on {e['date']}: {e['what']}." for e in plan.get("extended", ())]
+
+
 def _planned_later(plan: Mapping[str, Any]) -> list[str]:
-    added = [
-        f"Added after the run began, on {entry['date']}: {entry['what']}. Who adds seeds after having read "
-        "the result stops where it pleases, and p does not know that."
-        for entry in plan.get("extended", ())
-    ]
-    return added + [
+    warning = "Who adds seeds after having read the result stops where it pleases, and p does not know that."
+    return [f"{line} {warning}" for line in added(plan)] + [
         f"Planned after the run began, on {entry['date']}: "
         f"{', '.join(f'{a} - {b}' for a, b in entry['planned'])}. Holm's "
         "correction of these is over those planned before as well."

@@ -27,7 +27,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
+from coevolve_jax.strategies.base import SIGNALS, StepReport, check_shares, must_be
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -51,7 +51,7 @@ class ETAgent(Static):
         own = config.strategy
         for name in ("call_slope", "length_slope"):
             must_be(config, name, own[name] >= 0, "0 or more")
-        must_be(config, "passed_over", 0 <= own.passed_over <= 1, "within 0 and 1")
+        check_shares(config, "passed_over")
         super().__init__(config, state, synthesize_freely, rewards=self.rewards, weights=self.weights)
         self._spread = {id: tuple(v) for id, v in state["spread"].items()} if state else {}
 

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_shares, evolves, must_be
 from coevolve_jax.strategies.growth import synthesize_in_turn
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -45,9 +45,8 @@ class Eva(Static):
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "gap", config.strategy.gap in GAPS, f"one of {', '.join(GAPS)}")
-        share = config.strategy.min_evolved_share
-        must_be(config, "min_evolved_share", 0 <= share <= 1, "within 0 and 1")
-        super().__init__(config, state, min_evolved_share=share)
+        check_shares(config, "min_evolved_share")
+        super().__init__(config, state, min_evolved_share=config.strategy.min_evolved_share)
         self._visits = {id: tuple(v) for id, v in state["visits"].items()} if state else {}
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:

@@ -29,7 +29,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints
-from coevolve_jax.strategies.base import SIGNALS, StepReport, check_least, must_be
+from coevolve_jax.strategies.base import SIGNALS, StepReport, check_least, check_shares
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.types import Group, Hint, Task
@@ -57,7 +57,7 @@ class EvolveR(Static):
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"read": 0, "prune_below": 0, "prune_every": 1, "characters": 0})
-        must_be(config, "distilled", 0 <= config.strategy.distilled <= 1, "within 0 and 1")
+        check_shares(config, "distilled")
         super().__init__(config, state, synthesize_freely, hints=self.help)
         self._store: list[Principle] = list(state["store"]) if state else []
 

@@ -18,7 +18,7 @@ in new skills.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -80,7 +80,7 @@ class Frontier(Static):
         faded = {a: (own.memory * n, own.memory * missed) for a, (n, missed) in self._counts.items()}
         self._counts = counted(faded, fresh, own.level)
         self._failed = failed_last(self._failed, fresh, own.level)
-        missed = sum(wrong for g in fresh for t in g.valid for _, wrong in blame.attempts(g.task, t))
+        missed = sum(wrong for _, wrong in attempted(fresh, own.level))
         return StepReport({**found.counts, "frontier": missed}, found.rows)
 
     def _seen(self, group: Group) -> int:
@@ -121,26 +121,28 @@ class Frontier(Static):
 make = Frontier
 
 
-def failed_last(failed: Mapping[str, int], groups: Sequence[Group], key: str) -> dict[str, int]:
-    """How many attempts at each skill failed since the last that did not, after these groups."""
-    after = dict(failed)
+def attempted(groups: Sequence[Group], key: str) -> Iterator[tuple[str, bool]]:
+    """Yields (skill, whether it was missed) of each attempt of all valid rollouts (blame.attempts)."""
     for group in groups:
         for t in group.valid:
             for action, missed in blame.attempts(group.task, t):
-                name = skill(group.task, action, key)
-                after[name] = after.get(name, 0) + 1 if missed else 0
+                yield skill(group.task, action, key), missed
+
+
+def failed_last(failed: Mapping[str, int], groups: Sequence[Group], key: str) -> dict[str, int]:
+    """How many attempts at each skill failed since the last that did not, after these groups."""
+    after = dict(failed)
+    for name, missed in attempted(groups, key):
+        after[name] = after.get(name, 0) + 1 if missed else 0
     return {name: n for name, n in sorted(after.items()) if n}
 
 
 def counted(counts: Counts, groups: Sequence[Group], key: str) -> Counts:
-    """Adds the attempts of all valid rollouts (blame.attempts) to the counts."""
+    """Adds the attempts of all valid rollouts to the counts."""
     after = dict(counts)
-    for group in groups:
-        for t in group.valid:
-            for action, missed in blame.attempts(group.task, t):
-                name = skill(group.task, action, key)
-                n, misses = after.get(name, (0.0, 0.0))
-                after[name] = (n + 1, misses + missed)
+    for name, missed in attempted(groups, key):
+        n, misses = after.get(name, (0.0, 0.0))
+        after[name] = (n + 1, misses + missed)
     return after
 
 

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_shares, evolves, must_be
 from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import synthesize_in_turn
@@ -50,7 +50,7 @@ class Middo(Static):
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "neighbours", config.strategy.neighbours >= 1, "1 or more")
-        must_be(config, "lonely", 0 <= config.strategy.lonely <= 1, "within 0 and 1")
+        check_shares(config, "lonely")
         super().__init__(config, state, weights=self.weights)
         self._losses: dict[str, list[float]] = dict(state["losses"]) if state else {}
 

@@ -17,7 +17,7 @@ from coevolve_jax import build
 from coevolve_jax.envs.base import EnvPool, Execution
 from coevolve_jax.envs.tools import SECONDS
 from coevolve_jax.envs.tools.deadline import deadline
-from coevolve_jax.envs.tools.environment import unsound_reward
+from coevolve_jax.envs.tools.environment import Instance
 from coevolve_jax.envs.tools.source import Refused
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.arguments import succeeded
@@ -341,12 +341,33 @@ def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> 
         source, reset = task.scenario["source"], task.scenario["reset"]
         try:
             with deadline(SECONDS, "A world with get_reward"):
-                wrong = unsound_reward(source, reset, calls)
+                wrong = _unsound(source, reset, calls)
         except Refused as why:
             wrong = str(why)
         if wrong:
             return wrong
     return ""
+
+
+def _unsound(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> str:
+    """Says what is wrong with get_reward before some calls and after them; "" where nothing is."""
+    rewards = []
+    for _ in range(2):
+        world = Instance(source, reset)
+        if world.tools.own("get_reward") is None:
+            return ""
+        try:
+            before = world.reward()
+            for call in calls:
+                world.call(call)
+            rewards.append([before, world.reward()])
+        except Refused as why:
+            return str(why).partition(": return a number")[0].rstrip(".") + "."
+    differ = [pair for pair in zip(*rewards) if pair[0] != pair[1]]
+    name = world.tools.name
+    return (
+        f"{name}.get_reward returns {differ[0][0]:g} and {differ[0][1]:g} in equal worlds." if differ else ""
+    )
 
 
 def _worlds(config: ConfigDict, split: str) -> int | str:

@@ -321,7 +321,8 @@ def test_a_reward_is_a_number_from_0_to_1_that_follows_from_the_state(written, c
     config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
     wrong = facts._reward(config, [(worlds(source)[0], [Call("add", {})] * 3)])
     assert re.fullmatch(said, wrong)
-    found = list(findings._reward(Reward(wrong), Lines(source.partition(":")[0], "Own")))  # type: ignore[arg-type]
+    lines = Lines(source.partition(":")[0], "Own")
+    found = list(findings._reward(Reward(wrong), lines))  # type: ignore[arg-type]
     assert [str(each) for each in found if each.stops] == [
         f"{each.place}: {wrong} Let it return a number from 0 to 1 that follows from the state alone."
         for each in found

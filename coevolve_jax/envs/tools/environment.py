@@ -10,7 +10,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from coevolve_jax import shipped
@@ -99,27 +99,6 @@ class Instance:
             if numpy := sys.modules.get("numpy.random"):  # the block may have imported it
                 self._numpy = numpy.get_state()
                 numpy.set_state(others[1] or numpy.get_state())
-
-
-def unsound_reward(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> str:
-    """Says what is wrong with get_reward before some calls and after them; "" where nothing is."""
-    rewards = []
-    for _ in range(2):
-        world = Instance(source, reset)
-        if world.tools.own("get_reward") is None:
-            return ""
-        try:
-            before = world.reward()
-            for call in calls:
-                world.call(call)
-            rewards.append([before, world.reward()])
-        except Refused as why:
-            return str(why).partition(": return a number")[0].rstrip(".") + "."
-    differ = [pair for pair in zip(*rewards) if pair[0] != pair[1]]
-    name = world.tools.name
-    return (
-        f"{name}.get_reward returns {differ[0][0]:g} and {differ[0][1]:g} in equal worlds." if differ else ""
-    )
 
 
 def answer(value: Any) -> str:
