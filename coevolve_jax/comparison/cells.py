@@ -106,12 +106,21 @@ def _log(workdir: Path) -> Path:
 
 
 def machine() -> str:
-    """Names the processor and counts the cores that this process may use, for the record."""
-    model = "unknown processor"
-    if Path("/proc/cpuinfo").exists():
-        lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else model
-    return f"{len(os.sched_getaffinity(0))} cores of {model}"
+    """Names the processor, the cores that this process may use and the NVIDIA GPUs, for the record.
+
+    Not the GPUs where JAX_PLATFORMS is cpu.
+    """
+    models = _values([Path("/proc/cpuinfo")], "model name")
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    gpus = _values(cards, "Model") if os.environ.get("JAX_PLATFORMS") != "cpu" else []
+    cores = f"{len(os.sched_getaffinity(0))} cores of {models[0] if models else 'unknown processor'}"
+    return ", ".join([cores, *gpus])
+
+
+def _values(files: Sequence[Path], key: str) -> list[str]:
+    """The values of the lines `key : value`."""
+    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(key)]
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""Runs processes in parallel, on equal shares of the cores. A killed one goes on when it is run again."""
+"""Runs processes in parallel, on equal shares of a machine. A killed one goes on when it is run again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_side_by_side(
     defaults: Mapping[str, str] | None = None,
     on_done: Callable[[Work, Failure | None], object] = lambda work, failure: None,
 ) -> list[Failure]:
-    """Runs works: `jobs` processes at once, on equal shares of cores. Returns the failures.
+    """Runs works: `jobs` processes at once, on equal shares of cores and GPU memory. Returns the failures.
 
     defaults: environment variables, where this process has none of that name.
     on_done: called in this thread with each work that ended and its failure, if any. Works that should follow
@@ -66,7 +66,7 @@ def run_side_by_side(
     """
     failures: list[Failure] = []
     running: set[subprocess.Popen] = set()
-    environment = {**(defaults or {}), **os.environ}
+    environment = {**_gpu_memory(jobs), **(defaults or {}), **os.environ}
     with ThreadPoolExecutor(
         jobs, initializer=_take_cores, initargs=(_shares(jobs), threading.Lock())
     ) as threads:
@@ -102,6 +102,11 @@ def _shares(jobs: int) -> list[set[int]]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     each = len(cores) // jobs
     return [set(cores[i * each : (i + 1) * each] if each else cores) for i in range(jobs)]
+
+
+def _gpu_memory(jobs: int) -> dict[str, str]:
+    """JAX's share of a GPU's memory for each of several processes: it would reserve 75% for the first."""
+    return {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / jobs:.3f}"} if jobs > 1 else {}
 
 
 def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:

@@ -131,3 +131,14 @@ time.sleep(60)
             run_side_by_side(works, 2)
         asking.join()
     assert len(list(tmp_path.glob("*/running"))) == len(list(tmp_path.glob("*/saved"))) == 2
+
+
+@pytest.mark.parametrize("jobs, share", [(1, None), (4, "0.225")])
+def test_processes_at_once_share_a_gpus_memory_unless_the_user_said_how(tmp_path, monkeypatch, jobs, share):
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    asks = f"(here / 'share').write_text(str(os.environ.get({name!r})))"
+    monkeypatch.delenv(name, raising=False)
+    assert run_side_by_side([work(tmp_path, "own", asks)], jobs) == []
+    monkeypatch.setenv(name, "0.5")
+    assert run_side_by_side([work(tmp_path, "told", asks)], jobs) == []
+    assert [(tmp_path / of / "share").read_text() for of in ("own", "told")] == [str(share), "0.5"]
