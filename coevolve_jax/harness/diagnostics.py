@@ -19,6 +19,7 @@ from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.builtin import BUILTIN
 from coevolve_jax.harness.evidence import Half
 from coevolve_jax.harness.registry import (
+    MISSING,
     RUNS,
     VERSIONS,
     Diagnostic,
@@ -170,11 +171,16 @@ def step_means(x: np.ndarray, found: Evidence) -> list[float]:
 
 
 def watched(known: Sequence[Diagnostic], parent: Evidence, child: Evidence) -> dict[str, dict[str, Any]]:
-    """id -> the registered diagnostic's mean in parent and child beside its thresholds, JSON values."""
+    """id -> the registered diagnostic's mean in parent and child beside its thresholds, JSON values.
+
+    unknown: the shares of the parent's and of the child's rollouts that have no value.
+    """
+    values = {d.id: [values_of(d).values(of.rows) for of in (parent, child)] for d in live(known)}
     return {
         d.id: {
-            "before": _mean(values_of(d).values(parent.rows)),
-            "after": _mean(values_of(d).values(child.rows)),
+            "before": _mean(values[d.id][0]),
+            "after": _mean(values[d.id][1]),
+            "unknown": [1 - float(np.isfinite(x).mean()) if len(x) else 1.0 for x in values[d.id]],
             "warn": d.warn,
             "alert": d.alert,
             "direction": d.direction,
@@ -185,15 +191,23 @@ def watched(known: Sequence[Diagnostic], parent: Evidence, child: Evidence) -> d
 
 
 def newly_at_alert(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The gating ones of `watched` whose mean is beyond the alert in the child and not in the parent."""
+    """The gating ones of `watched` that are at alert in the child and not in the parent, each in words.
 
-    def beyond(value: float | None, of: Mapping[str, Any]) -> bool:
+    One is at alert if its mean is beyond the bound, and also if more than MISSING of the rollouts have no
+    value of it: a mean over the others would say nothing of them.
+    """
+
+    def alert(of: Mapping[str, Any], side: int) -> str:
+        value, unknown = of["before" if side == 0 else "after"], of["unknown"][side]
+        if unknown > MISSING:
+            return f" has no value in {unknown:.0%} of the rollouts"
         if value is None or of["alert"] is None:
-            return False
-        return value > of["alert"] if of["direction"] == "up_is_bad" else value < of["alert"]
+            return ""
+        past = value > of["alert"] if of["direction"] == "up_is_bad" else value < of["alert"]
+        return f" is {value:.3g}, beyond {of['alert']:.3g}" if past else ""
 
     gating = {id: of for id, of in found.items() if of["gating"]}
-    return [id for id, of in gating.items() if beyond(of["after"], of) and not beyond(of["before"], of)]
+    return [f"{id}{now}" for id, of in gating.items() if (now := alert(of, 1)) and not alert(of, 0)]
 
 
 def merged(parts: Sequence[Evidence]) -> Evidence:

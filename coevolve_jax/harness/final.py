@@ -121,7 +121,8 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
         writer.writerows(found)
     (folder / "readings.csv.tmp").replace(folder / "readings.csv")
     write_text(folder / "final.json", json.dumps(result(found), indent=1))
-    evolution.campaign.tell_final("readings.csv", "final.json")
+    raw = sorted({str(question.output.relative_to(folder)) for _, question in asked})
+    evolution.campaign.tell_final("readings.csv", "final.json", *raw)
     return found
 
 

@@ -17,7 +17,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import idle
 from coevolve_jax.diagnosis import rewards
 from coevolve_jax.diagnosis.trends import MEANINGS, SETTINGS
-from coevolve_jax.harness.records import Proposal
+from coevolve_jax.harness.records import Expectation, Proposal
 
 Changes = dict[str, Any]  # dotted config key -> value
 NEW_WEIGHT = 0.1  # of a reward term that is added
@@ -246,6 +246,8 @@ def check_proposal(levers: Mapping[str, Lever], config: ConfigDict, proposal: Pr
     Raises Refused: a change is not what a move of an open lever gives, the hypothesis names no value of a
     training run, or a text is too long.
     """
+    if problem := _malformed(proposal):
+        raise Refused(problem)
     p, aim = proposal, proposal.expects
     if p.lever == SEVERAL:
         given = dict(p.changes)
@@ -262,18 +264,34 @@ def check_proposal(levers: Mapping[str, Lever], config: ConfigDict, proposal: Pr
         raise Refused(f"{short(aim.diagnostic)} {short(aim.direction)} is no change of a value of training.")
     if aim and aim.diagnostic in SETTINGS:
         raise Refused(f"{short(aim.diagnostic)} is a setting of the run: name a value that training shows.")
-    if aim and not (math.isfinite(aim.least) and aim.least >= 0):
-        raise Refused(f"A hypothesis asks for a change of {aim.least}: name a number from 0 on.")
-    for name, text in (
-        ("lever", p.move),
-        ("because", p.because),
-        ("proposer", p.proposer),
-        ("skill", p.skill),
-    ):
-        if not isinstance(text, str) or len(text) > LONGEST:
-            raise Refused(f"The proposal's {name} is longer than {LONGEST} characters, or no text.")
     if not {*p.evidence} <= {*MEANINGS}:
         raise Refused("The proposal's evidence names a value that no training run has.")
+
+
+def _malformed(p: Any) -> str:
+    """A sentence on what of a proposal has not the type that its records need; "" if all has."""
+    if not isinstance(p, Proposal):
+        return f"The proposer gave {short(p)}: a Proposal or None is wanted."
+    for name in ("parent", "lever", "move", "because", "proposer", "skill"):
+        text = getattr(p, name)
+        if not isinstance(text, str) or len(text) > LONGEST:
+            return f"The proposal's {name} is longer than {LONGEST} characters, or no text."
+    for name in ("changes", "evidence"):
+        pairs = getattr(p, name)
+        if not isinstance(pairs, Mapping) or not all(isinstance(key, str) for key in pairs):
+            return f"The proposal's {name} are {short(pairs)}: a mapping from names is wanted."
+    for name, value in p.evidence.items():
+        if value is not None and not _finite(value):
+            return f"The proposal's evidence {short(name)} is {short(value)}: a number or None is wanted."
+    if p.expects is not None and not isinstance(p.expects, Expectation):
+        return f"The proposal expects {short(p.expects)}: an Expectation or None is wanted."
+    if p.expects and not (_finite(p.expects.least) and p.expects.least >= 0):
+        return f"A hypothesis asks for a change of {short(p.expects.least)}: name a number from 0 on."
+    return ""
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def changed(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:

@@ -71,10 +71,8 @@ class Parts:
         """Raises Refused unless the proposal moves open levers of a version that may have children."""
         kinds = {v: self._versions.verdict(v) for v in self._campaign.versions() if v < version}
         good = [v for v, judged in kinds.items() if judged and judged.kind in ("start", "promoted")]
-        if proposal.parent not in good:
-            raise levers.Refused(
-                f"{levers.short(proposal.parent)} is no parent: use one of {', '.join(good)}."
-            )
+        if (parent := getattr(proposal, "parent", None)) not in good:
+            raise levers.Refused(f"{levers.short(parent)} is no parent: use one of {', '.join(good)}.")
         known = self._versions.open_levers(before=version)
         levers.check_proposal(known, self._versions.config(proposal.parent), proposal)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+ROUNDING = 1e-9  # 0.35 - 0.3 is a change by 0.05
 Kind = Literal["start", "promoted", "rejected", "invalid", "refused", "failed"]
 
 
@@ -34,7 +35,7 @@ class Expectation:
         if before is None or after is None:
             return False
         change = after - before if self.direction == "up" else before - after
-        return change >= self.least and change > 0
+        return change >= self.least - ROUNDING and change > 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,6 +84,19 @@ def test_a_kill_while_the_test_is_read_again_stops_nothing(ended, monkeypatch):
     ended.run()
     assert final.result_of(ended.campaign.folder)["gain"]["FT"]["seeds"] == 2
     path = ended.campaign.folder / "final" / "final.json"
-    path.write_text(path.read_text().replace("0.", "1."))
+    was = path.read_text()
+    path.write_text(was.replace("0.", "1."))
     with pytest.raises(Tampered, match="final/final.json was changed"):
         ended.run()
+    path.write_text(was)
+
+
+def test_a_reading_that_was_changed_is_found_and_never_read_again(ended):
+    path = next((ended.campaign.folder / "final" / "readings").glob("selected_100_P1.json"))
+    was = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(was.replace(b"[1, 2]", b"[2, 2]") if b"[1, 2]" in was else was + b" ")
+    with pytest.raises(Tampered, match="final/readings/selected_100_P1.json was changed"):
+        ended.run()
+    path.write_bytes(was)
+    ended.campaign.check()

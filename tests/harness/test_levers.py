@@ -1,6 +1,8 @@
 """Levers: what may be written, and what is refused."""
 
 import copy
+import dataclasses
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -128,3 +130,49 @@ def test_text_of_a_model_becomes_a_move_of_the_table_or_one_sentence(lever, move
 def test_wrong_settings_are_refused_by_name(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         levers.table(config("none", **settings))
+
+
+GOOD = Proposal(
+    "v000", "learner.learning_rate", "x3", TABLE["learner.learning_rate"].moves(CONFIG)["x3"], "It is slow.",
+    "anybody", {"kl_last": 0.1}, Expectation("kl_last", "up", 0.05), "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            {"lever": ["learner.learning_rate"]},
+            "The proposal's lever is longer than 4000 characters, or no text",
+        ),
+        ({"because": "x" * 4001}, "The proposal's because is longer than 4000 characters"),
+        (
+            {"changes": [("learner.learning_rate", 3e-5)]},
+            "The proposal's changes are .*: a mapping from names",
+        ),
+        ({"evidence": {"kl_last": "0.1"}}, "evidence 'kl_last' is '0.1': a number or None"),
+        ({"evidence": {"kl_last": float("nan")}}, "evidence 'kl_last' is nan: a number or None"),
+        ({"expects": "kl_last up"}, "The proposal expects 'kl_last up': an Expectation or None"),
+        (
+            {"expects": Expectation("kl_last", "up", True)},
+            "asks for a change of True: name a number from 0 on",
+        ),
+        ({"expects": Expectation("kl_last", "up", float("inf"))}, "asks for a change of inf"),
+    ],
+)
+def test_a_proposal_of_the_wrong_types_is_refused_in_one_sentence(wrong, sentence):
+    levers.check_proposal(TABLE, CONFIG, GOOD)
+    with pytest.raises(levers.Refused, match=sentence):
+        levers.check_proposal(TABLE, CONFIG, dataclasses.replace(GOOD, **wrong))
+    with pytest.raises(levers.Refused, match="The proposer gave .*: a Proposal or None is wanted"):
+        levers.check_proposal(TABLE, CONFIG, GOOD.to_json())
+
+
+@given(st.decimals("-1", "1", places=3), st.decimals("0", "1", places=3), st.sampled_from(["up", "down"]))
+def test_a_change_as_large_as_expected_counts_however_floats_round(before, least, direction):
+    after = before + least if direction == "up" else before - least
+    aim = Expectation("kl_last", direction, float(least))
+    assert aim.holds(float(before), float(after)) == (least > 0)
+    short = least - Decimal("0.001")
+    after = before + short if direction == "up" else before - short
+    assert not aim.holds(float(before), float(after))

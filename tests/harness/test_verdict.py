@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax.harness import verdict
+from coevolve_jax.diagnosis.features import fields
+from coevolve_jax.harness import diagnostics, verdict
 from coevolve_jax.harness.evidence import Selection
+from coevolve_jax.harness.registry import Diagnostic, Evidence
 
 
 def selection(counts):
@@ -47,3 +49,37 @@ def test_the_difference_is_that_of_the_tasks_and_never_above_it(child, seed):
         assert found <= np.mean(pairs) + 1e-9
         if all(n == 4 for _, n in child):
             assert found == pytest.approx(np.mean(pairs))
+
+
+@pytest.mark.parametrize(
+    ("after", "unknown", "told"),
+    [
+        (0.5, 0.0, []),
+        (0.7, 0.0, ["kind is 0.7, beyond 0.6"]),
+        (0.5, 0.05, []),
+        (0.5, 0.12, ["kind has no value in 12% of the rollouts"]),
+        (None, 1.0, ["kind has no value in 100% of the rollouts"]),
+    ],
+)
+def test_a_diagnostic_that_may_refuse_is_at_alert_beyond_its_bound_or_where_it_lacks_values(
+    after, unknown, told
+):
+    watched = {
+        "before": 0.5, "after": after, "unknown": [0.01, unknown], "warn": 0.55, "alert": 0.6,
+        "direction": "up_is_bad", "gating": True,
+    }  # fmt: skip
+    assert diagnostics.newly_at_alert({"kind": watched}) == told
+    assert diagnostics.newly_at_alert({"kind": {**watched, "gating": False}}) == []
+    before = {"before": after, "unknown": [unknown, unknown]}
+    assert diagnostics.newly_at_alert({"kind": {**watched, **before}}) == []  # it is not new
+
+
+def test_a_watched_diagnostic_tells_the_share_of_rollouts_without_a_value():
+    known = [Diagnostic("ratio", "trajectory", "double(errors / calls)", "up_is_bad", "gating")]
+    names = {name for name in fields("trajectory")}
+    row = {name: 1 for name in names}
+    rows = [{**row, "errors": 1, "calls": 1}] * 3 + [{**row, "calls": 0}]
+    ones = np.ones(4, int)
+    child = Evidence(tuple(rows), ones > 0, ones, ones, ones, ones, ones)
+    found = diagnostics.watched(known, child.where(np.arange(4) < 3), child)["ratio"]
+    assert (found["before"], found["after"], found["unknown"]) == (1.0, 1.0, [0.0, 0.25])

@@ -198,6 +198,7 @@ const watched = (v) =>
         { class: "watched" },
         h("b", {}, id),
         soft(told),
+        d.unknown?.[1] > 0 && soft(`; no value in ${(100 * d.unknown[1]).toFixed(1)}% of the rollouts`),
         d.after === null ? note("no value") : boundLine(d.after, lines, !worse(d.after, d.alert), { others }),
       );
     }),

@@ -51,7 +51,7 @@ class Answer(BaseModel):
     because: str = Field(max_length=400)
     diagnostic: str = Field(max_length=60)
     direction: Literal["up", "down"]
-    least: float = Field(ge=0, allow_inf_nan=False)
+    least: float = Field(ge=0, allow_inf_nan=False, strict=True)
 
 
 class Invention(BaseModel):
