@@ -163,11 +163,28 @@ def test_a_dataclass_is_an_object_and_arrives_as_one():
         (tuple[int, ...], "no fixed length"),
         (enum.Enum("Empty", {}), "has values that JSON cannot"),
         (Literal[b"x"], "has values that JSON cannot"),
+        (Address | int, "does not say whether it is Address or another type of the union"),
+        (str | Colour | None, "does not say whether it is Colour"),
     ],
 )
 def test_a_type_without_a_schema_is_refused_with_the_argument(hint, said):
     with pytest.raises(schemas.Unfit, match=f"argument x: .*{said}"):
         schemas.schema(function_of(hint))
+    assert schemas.of_hint(Address | None) == {**schemas.of_hint(Address), "nullable": True}
+
+
+def test_a_tool_that_yields_is_refused():
+    def lines() -> list[str]:
+        """Reads lines."""
+        yield "a"
+
+    async def pages() -> list[str]:
+        """Reads pages."""
+        yield "a"
+
+    for function in (lines, pages):
+        with pytest.raises(schemas.Unfit, match="yields its answer, .*: return a list"):
+            schemas.schema(function)
 
 
 # ---- The state -----------------------------------------------------------------------------------

@@ -252,17 +252,22 @@ def test_errors_that_cannot_be_said_reach_the_agent(written):
                 """Is cancelled."""
                 raise asyncio.CancelledError("by itself")
 
+            def stop(self) -> int:
+                """Is cancelled, and not async."""
+                raise asyncio.CancelledError("at once")
+
             def lone(self) -> int:
                 """Raises a lone surrogate."""
                 raise ValueError("a \\ud800 b")
         '''
     )
-    said = played(source, *(Call(name, {}) for name in ("mute", "odd", "cancel", "lone")))[1]
+    said = played(source, *(Call(name, {}) for name in ("mute", "odd", "cancel", "stop", "lone")))[1]
     assert all(each.error for each in said)
     assert [each.text.encode() for each in said] == [
         b'{"error": "Mute"}',
         b'{"error": "neither true nor false"}',
         b'{"error": "CancelledError: by itself"}',
+        b'{"error": "CancelledError: at once"}',
         b'{"error": "a ? b"}',
     ]
 

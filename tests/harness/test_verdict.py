@@ -76,8 +76,7 @@ def test_a_diagnostic_that_may_refuse_is_at_alert_beyond_its_bound_or_where_it_l
 
 def test_a_watched_diagnostic_tells_the_share_of_rollouts_without_a_value():
     known = [Diagnostic("ratio", "trajectory", "double(errors / calls)", "up_is_bad", "gating")]
-    names = {name for name in fields("trajectory")}
-    row = {name: 1 for name in names}
+    row = dict.fromkeys(fields("trajectory"), 1)
     rows = [{**row, "errors": 1, "calls": 1}] * 3 + [{**row, "calls": 0}]
     ones = np.ones(4, int)
     child = Evidence(tuple(rows), ones > 0, ones, ones, ones, ones, ones)

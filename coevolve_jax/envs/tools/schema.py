@@ -42,9 +42,12 @@ class Unfit(ValueError):
 def schema(function: Callable) -> dict:
     """Returns the schema of a function or a bound method.
 
-    Raises Unfit where it has no docstring, where an argument has no type hint or one that JSON cannot write,
-    and where it takes *args, **kwargs or an argument by position only.
+    Raises Unfit where it has no docstring, where it yields, where an argument has no type hint or one that
+    JSON cannot write, and where it takes *args, **kwargs or an argument by position only.
     """
+    inside = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inside) or inspect.isasyncgenfunction(inside):
+        raise Unfit("yields its answer, which an agent reads as a whole: return a list")
     text = inspect.getdoc(function)
     if not text:
         raise Unfit("has no docstring: say in one what it does, or begin its name with _ if it is no tool")
@@ -184,7 +187,13 @@ def _enumerated(values: list, what: str) -> dict:
 
 
 def _union(args: tuple) -> dict:
-    parts = [of_hint(each) for each in args if each is not type(None)]
+    able = [each for each in args if each is not type(None)]
+    parts = [of_hint(each) for each in able]
+    if len(parts) > 1 and (made := next(filter(_is_made, able), None)):
+        raise Unfit(
+            f"a JSON value does not say whether it is {_said(made)} or another type of the union: give each an "
+            "argument of its own"
+        )
     if len(parts) == 1:
         found = parts[0]
     elif all(part.keys() == {"type"} and isinstance(part["type"], str) for part in parts):
@@ -230,6 +239,11 @@ def convert(hint: Any, value: Any) -> Any:
                 raise ValueError(f"{hint.__name__} has no field {unknown[0][:60]!r}.")
             return hint(**{key: convert(hints[key], each) for key, each in value.items()})
     return value
+
+
+def _is_made(hint: Any) -> bool:
+    """Tells whether `convert` makes an object of the user's from JSON."""
+    return isinstance(hint, type) and (issubclass(hint, enum.Enum) or dataclasses.is_dataclass(hint))
 
 
 def _said(hint: Any) -> str:

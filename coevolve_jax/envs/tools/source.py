@@ -298,15 +298,17 @@ def begin(tools: Tools, reset: Mapping[str, Any]) -> tuple[Any, str]:
 
 def run(function: Callable, arguments: Mapping[str, Any]) -> Any:
     """Calls a function, also an async one."""
-    found = function(**arguments)
-    if inspect.iscoroutine(found):
-        import asyncio  # here: most tools are not async, and workers start faster without it
+    try:
+        found = function(**arguments)
+        if inspect.iscoroutine(found):
+            import asyncio  # here: most tools are not async, and workers start faster without it
 
-        try:
             return asyncio.run(found)
-        except asyncio.CancelledError as error:  # no Exception: it would end the worker
-            raise RuntimeError(said(error)) from None
-    return found
+        return found
+    except BaseException as error:
+        if isinstance(error, (Exception, SystemExit, KeyboardInterrupt)):
+            raise
+        raise RuntimeError(said(error)) from None  # such as asyncio.CancelledError: it would end the worker
 
 
 def state_of(tools: Tools, world: Any) -> Any:
