@@ -191,8 +191,8 @@ def _union(args: tuple) -> dict:
     parts = [of_hint(each) for each in able]
     if len(parts) > 1 and (made := next(filter(_is_made, able), None)):
         raise Unfit(
-            f"a JSON value does not say whether it is {_said(made)} or another type of the union: give each an "
-            "argument of its own"
+            f"a JSON value does not say whether it is {_said(made)} or another type of the union: give each "
+            "an argument of its own"
         )
     if len(parts) == 1:
         found = parts[0]
