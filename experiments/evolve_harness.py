@@ -72,7 +72,7 @@ def run() -> int:
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
     from coevolve_jax.harness import campaign, final, launch, loop, start, summary
-    from coevolve_jax.harness.store import Store
+    from coevolve_jax.harness.store import Store, cores_of_a_run
 
     config = _CONFIG.value
     if "harness" not in config:
@@ -90,6 +90,7 @@ def run() -> int:
     told = {
         "command": f"{shipped.command('harness')} {shlex.join(sys.argv[1:])}",
         "machine": cells.machine(),
+        "cores": cores_of_a_run(_JOBS.value),
         "commit": cells.commit(),
         "date": f"{datetime.date.today()}",
     }
@@ -100,9 +101,14 @@ def run() -> int:
     with found.claimed():
         first = start.without_harness(config)
         programs = launch.programs(first, store_folder / "compiled")
-        store = Store(store_folder, first, programs, _JOBS.value)
-        page = lambda: report.write_report(folder)
         say = lambda text: print(text, flush=True)
+        began, cores = found.plan()["told"].get("cores", told["cores"]), told["cores"]
+        if began != cores:
+            say(
+                f"It was begun with {began} cores a run. Runs made here have {cores}: their last digits differ."
+            )
+        store = Store(store_folder, first, programs, _JOBS.value, began)
+        page = lambda: report.write_report(folder)
         evolution = loop.Evolution(found, config, store, say, page)
         if _REPLAY.value:
             differences = evolution.replay()

@@ -79,13 +79,15 @@ class Store:
       folder: may be shared by campaigns.
       config: of v000, with any seed.
       jobs: runs side by side, which share the cores.
+      cores: of each run, as they name it; 0: those that it would have here. A campaign keeps those that it was
+        begun with, so that another machine finds its runs.
     """
 
-    def __init__(self, folder: Path, config: ConfigDict, programs: Programs, jobs: int):
+    def __init__(self, folder: Path, config: ConfigDict, programs: Programs, jobs: int, cores: int = 0):
         self._folder, self._programs, self._jobs = folder, programs, jobs
         self.audit = programs.audit
         self._start = configs.override(config, {"strategy.name": "static", "rollout.salt": 0})
-        self._code = f"{campaign.code()[:8]}-{len(os.sched_getaffinity(0)) // jobs or 1}"
+        self._code = f"{campaign.code()[:8]}-{cores or cores_of_a_run(jobs)}"
 
     def start(self, seed: int) -> Path:
         """Workdir of a seed's start."""
@@ -157,6 +159,11 @@ class Store:
     def _make(self, jobs: Mapping[int, Job]) -> dict[int, str]:
         failed = self._programs.launch(list(jobs.values()), self._jobs) if jobs else {}
         return {s: failed[job.workdir] for s, job in jobs.items() if job.workdir in failed}
+
+
+def cores_of_a_run(jobs: int) -> int:
+    """The cores that each of `jobs` runs gets on this machine."""
+    return len(os.sched_getaffinity(0)) // jobs or 1
 
 
 def begun(workdir: Path) -> bool:

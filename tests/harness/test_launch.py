@@ -9,7 +9,8 @@ import pytest
 
 from coevolve_jax.comparison import cells
 from coevolve_jax.harness import launch, start
-from coevolve_jax.harness.store import Job
+from coevolve_jax.harness.store import Job, Store, cores_of_a_run
+from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config
 
 # Keeps the workdir as a run does, notes how it was called, and writes what a run writes at its end.
@@ -100,3 +101,13 @@ def both(main: str, workdir: str) -> None:
     while len(list(ready.iterdir())) < 2:
         time.sleep(0.01)
     sys.exit(bool(launch.programs(c, Path(workdir)).launch([job], 1)))
+
+
+def test_a_campaign_finds_its_runs_on_a_machine_with_other_cores(tmp_path, monkeypatch):
+    c = start.without_harness(config("none"))
+    here = Store(tmp_path, c, MADE_UP, jobs=2)
+    began = cores_of_a_run(2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    there = Store(tmp_path, c, MADE_UP, jobs=2, cores=began)
+    assert there.workdir(c, 3) == here.workdir(c, 3) and there.start(3) == here.start(3)
+    assert Store(tmp_path, c, MADE_UP, jobs=2).workdir(c, 3) != here.workdir(c, 3)  # its bits would differ
