@@ -104,9 +104,7 @@ def run() -> int:
         say = lambda text: print(text, flush=True)
         began, cores = found.plan()["told"].get("cores", told["cores"]), told["cores"]
         if began != cores:
-            say(
-                f"It was begun with {began} cores a run. Runs made here have {cores}: their last digits differ."
-            )
+            say(f"It was begun with {began} cores a run. Runs made here have {cores}, so other last digits.")
         store = Store(store_folder, first, programs, _JOBS.value, began)
         page = lambda: report.write_report(folder)
         evolution = loop.Evolution(found, config, store, say, page)

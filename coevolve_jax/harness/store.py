@@ -79,8 +79,8 @@ class Store:
       folder: may be shared by campaigns.
       config: of v000, with any seed.
       jobs: runs side by side, which share the cores.
-      cores: of each run, as they name it; 0: those that it would have here. A campaign keeps those that it was
-        begun with, so that another machine finds its runs.
+      cores: of each run, as they name it; 0: those that it would have here. A campaign keeps those that it
+        was begun with, so that another machine finds its runs.
     """
 
     def __init__(self, folder: Path, config: ConfigDict, programs: Programs, jobs: int, cores: int = 0):
