@@ -2,7 +2,7 @@
 
     score     the mean difference to the parent on the selection set is at least one standard error
     target    the diagnostic that the hypothesis names has moved as it said
-    reward    not: the reward that is trained on rises while the success in training falls
+    reward    not: the reward that is trained on rises while the success in training does not
     gating    no registered diagnostic that may refuse is newly at alert
     audit     an independent verifier refuses no more of the child's successes than of the parent's
 
@@ -141,7 +141,7 @@ def standard_error(parent: Mapping[int, Selection], child: Mapping[int, Selectio
 def _reward(before: Mapping[str, float | None], after: Mapping[str, float | None]) -> Rule:
     values = [row.get(name) for name in ("shaped_last", "success_last") for row in (before, after)]
     was, now, solved, solves = (math.nan if v is None else v for v in values)
-    hacked = now > was and solves < solved
+    hacked = now > was and solves <= solved
     return Rule(
         "reward",
         not hacked,

@@ -82,3 +82,16 @@ def test_a_watched_diagnostic_tells_the_share_of_rollouts_without_a_value():
     child = Evidence(tuple(rows), ones > 0, ones, ones, ones, ones, ones)
     found = diagnostics.watched(known, child.where(np.arange(4) < 3), child)["ratio"]
     assert (found["before"], found["after"], found["unknown"]) == (1.0, 1.0, [0.0, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "ok"),
+    [((0.4, 0.4), (0.6, 0.5), True), ((0.4, 0.4), (0.6, 0.4), False), ((0.4, 0.4), (0.6, 0.3), False),
+     ((0.4, 0.4), (0.3, 0.3), True)],
+)  # fmt: skip
+def test_a_reward_that_rises_without_success_is_refused(was, now, ok):
+    before, after = ({"shaped_last": shaped, "success_last": solved} for shaped, solved in (was, now))
+    child = selection([(2, 2)] * 40)
+    judged = verdict.judge({0: selection(HALF)}, {0: child}, noise=0.0, before=before, after=after)
+    assert [rule.ok for rule in judged.rules if rule.name == "reward"] == [ok]
+    assert judged.kind == ("promoted" if ok else "rejected")
