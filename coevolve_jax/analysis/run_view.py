@@ -71,14 +71,14 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
         before, after = result.before, result.after
         kind = " ".join(filter(None, ("held-out", summary.get("held_out_split"))))
         lead = (
-            f"Success on {result.paired.tasks} {kind} tasks, never trained on, went from "
+            f"Success on {summary.get('held_out_tasks', result.paired.tasks)} {kind} tasks, never trained on, went from "
             f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
         )
         spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
         note = "; ".join([f"95% intervals {spans[0]} and {spans[1]}", *lost_sides(summary)])
         success = (f"{before.value:.0%} → {after.value:.0%}", note)
         span, p = interval(result.paired.difference, "{:+.1f}", 100), p_value(result.paired.p)
-        test = f"{span}; {p}, paired over tasks"
+        test = f"{span}; {p}, paired over {result.paired.tasks} tasks"
         if worst := stats.held_out_at_worst(summary):
             moved = worst.paired.difference.value
             test += f"; {100 * moved:+.1f} points if lost trials are failures"

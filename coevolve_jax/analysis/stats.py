@@ -277,7 +277,8 @@ def held_out(summary: Mapping) -> HeldOut | None:
     """Computes intervals and the test from a run's summary; None where it holds no held-out success.
 
     `held_out.before` and `held_out.after` hold by_task {task id: [successes, trials]} and scenarios {task id:
-    scenario}. Scenarios are the clusters. A task that lost every trial on one side is left out on both.
+    scenario}. Scenarios are the clusters. A side's success is over all trials that it has. The comparison
+    leaves out a task that lost every trial on one side.
     """
     details = summary.get("held_out") or {}
     return before_and_after(*(details.get(when) or {} for when in ("before", "after")))
@@ -293,10 +294,16 @@ def before_and_after(before: Mapping, after: Mapping) -> HeldOut | None:
     ]
     if not both:
         return None
-    where = before.get("scenarios") or {}
-    labels = [where.get(task, task) for task in both]
+    where = {**(after.get("scenarios") or {}), **(before.get("scenarios") or {})}
+    labels = lambda tasks: [where.get(task, task) for task in tasks]
+
+    def success(side: Mapping) -> Estimate:
+        own = [task for task in sorted(side) if side[task][1]]
+        return share(*zip(*(side[task] for task in own)), labels(own))
+
     (s0, n0), (s1, n1) = (np.array([c[task] for task in both], np.float64).T for c in counts)
-    return HeldOut(share(s0, n0, labels), share(s1, n1, labels), paired_by_task(s0 / n0, s1 / n1, labels))
+    paired = paired_by_task(s0 / n0, s1 / n1, labels(both))
+    return HeldOut(success(counts[0]), success(counts[1]), paired)
 
 
 def held_out_at_worst(summary: Mapping) -> HeldOut | None:

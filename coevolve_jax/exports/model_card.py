@@ -48,7 +48,7 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
         "tasks at the end": f"{summary['tasks']['final']:,}",
         "compared with, against leaks": ", ".join((summary["held_out_split"], *c.data.leak_splits)),
     }
-    after = summary["held_out"]["after"]
+    before, after = (summary["held_out"][when] for when in ("before", "after"))
     return "\n".join(
         [
             "---",
@@ -72,7 +72,8 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
             ),
             "",
             f"The tasks are synthetic, of the split `{summary['held_out_split']}`, whose answers are not "
-            f"trained on; {after['samples']} rollouts each at temperature {after['temperature']:g}. They say "
+            f"trained on; {before['samples']} rollouts each before and {after['samples']} after, at temperature "
+            f"{after['temperature']:g}. They say "
             "whether the run learned what its training set teaches. They are no score of a benchmark.",
             *_section("Versions", summary["versions"]),
             "",

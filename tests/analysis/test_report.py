@@ -85,7 +85,7 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     for expected in (
         f"{summary['held_out_success_after']:.1%}",
-        "paired over tasks",
+        "paired over 20 tasks",
         "strategy coevolve",
         "jax 0.10.2",
         "10.8%",
@@ -353,7 +353,10 @@ def test_lost_trials_stand_in_the_cards_the_table_and_the_curves(tmp_path):
     solved = sum(s for s, _ in by_task.values())
     both = [t for t, (_, n) in by_task.items() if n]
     before = summary["held_out"]["before"]["by_task"]
-    rates = [sum(side[t][0] for t in both) / sum(side[t][1] for t in both) for side in (before, by_task)]
+    rates = [
+        sum(s for s, _ in side.values()) / sum(n for _, n in side.values()) for side in (before, by_task)
+    ]
+    assert rates == [summary["held_out"][when]["success"] for when in ("before", "after")]
     view = build(tmp_path / "run").view
     cards = {title: (value, note) for title, value, note in view["headline"]["cards"]}
     value, note = cards["Held-out success"]
@@ -364,6 +367,7 @@ def test_lost_trials_stand_in_the_cards_the_table_and_the_curves(tmp_path):
     rate = lambda counts: counts[0] / counts[1]
     gains = [rate(by_task[t]) - rate(before[t]) for t in both]  # what its interval and its test are of
     assert cards["Gain"][0] == f"{100 * sum(gains) / len(both):+.1f} points"
+    assert f"paired over {len(both)} tasks" in cards["Gain"][1]
     assert cards["Gain"][1].endswith(f"; {100 * worst:+.1f} points if lost trials are failures")
     known, failed = view["evaluations"]
     assert (known["name"], failed["name"]) == ("iid, test", "iid, test: lost trials as failures")
@@ -448,7 +452,7 @@ def test_a_gain_that_is_the_same_for_every_task_has_no_interval(tmp_path):
         summary["held_out"][when]["by_task"] = {f"held_{i:03d}": [solved, 4] for i in range(20)}
     (path / "summary.json").write_text(json.dumps(summary))
     cards = {title: note for title, _, note in build(path).view["headline"]["cards"]}
-    assert cards["Gain"] == "no interval: all tasks alike; p < 0.001, paired over tasks"
+    assert cards["Gain"] == "no interval: all tasks alike; p < 0.001, paired over 20 tasks"
     assert cards["Held-out success"] == "95% intervals 0% to 17% and 83% to 100%"
     assert "+100.0 points" in summary_table(summary) and "no interval: all tasks alike" in summary_table(
         summary

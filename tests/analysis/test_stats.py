@@ -104,7 +104,9 @@ def test_lost_trials_of_a_run_are_counted_and_may_count_as_failures():
     assert stats.lost_trials({}) == (0, 0)
     summary = {"held_out": {"before": before, "after": after}}
     found, worst = stats.held_out(summary), stats.held_out_at_worst(summary)
-    assert (found.before.value, found.after.value, found.paired.tasks) == (2 / 4, 2 / 3, 2)
+    # Each side's success is that of its own trials, as summary.json has it; the gain is of tasks on both sides.
+    assert (found.before.value, found.after.value, found.paired.tasks) == (2 / 6, 2 / 3, 2)
+    assert found.paired.difference.value == (0.5 + 0) / 2
     assert (worst.before.value, worst.after.value, worst.paired.tasks) == (2 / 6, 2 / 6, 3)
     assert stats.held_out_at_worst({"held_out": {"before": before, "after": before}}) is None
 
@@ -150,7 +152,8 @@ def test_held_out_uses_tasks_where_they_are_listed():
     where = {"before": {"by_task": tasks, "scenarios": {name: f"s{int(name[1:]) % 4}" for name in tasks}}}
     clustered = stats.held_out({**summary, "held_out": {**summary["held_out"], **where}})
     assert clustered.paired.clusters == 4 and clustered.paired.p == 2 / 2**4
-    # t0 had no valid rollout afterwards: the comparison and the rate leave it out.
+    # t0 had no valid rollout afterwards: the comparison leaves it out, and the rate has no trial of it.
     invalid = {"before": {"by_task": tasks}, "after": {"by_task": {**better, "t0": [0, 0]}}}
     result = stats.held_out({**summary, "held_out": invalid})
     assert result.paired.tasks == 11 and result.after.value == pytest.approx(29 / 44)
+    assert result.before.value == pytest.approx(18 / 48)

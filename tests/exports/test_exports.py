@@ -170,7 +170,7 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
         "## Success on 20 held-out tasks",
         f"| after | {summary['held_out']['after']['success']:.1%}, 95% interval ",
         "| gain | +",
-        "4 rollouts each at temperature 1.",
+        "4 rollouts each before and 4 after, at temperature 1.",
         "| jax | 0.10.2 |",
         "coevolve train --workdir=again",
     ):
