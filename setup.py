@@ -2,7 +2,12 @@
 
 from setuptools import find_packages, setup
 
-FOLDERS = ("experiments", "configs", "configs/models", "requirements", "models/tiny_qwen3")
+MODELS = (
+    "models/tiny_qwen3",
+    "models/tiny_qwen3_seldom",
+    "models/tiny_qwen3_weak",
+)  # of the demo and the testbed
+FOLDERS = ("experiments", "configs", "configs/models", "requirements", *MODELS)
 COPIES = {f"coevolve_jax.checkout.{folder.replace('/', '.')}": folder for folder in FOLDERS}
 
 setup(

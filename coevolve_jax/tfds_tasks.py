@@ -40,12 +40,12 @@ FEATURES = tfds.features.FeaturesDict(
         "id": tfds.features.Text(),
         "asked_for": tfds.features.Text(doc="kind of signal; or random, initial, benchmark"),
         "parent": tfds.features.Text(
-            doc="id of the task whose trajectory carried the signal; empty for none"
+            doc="id of the task whose rollout carried the signal; without one, of the scenario"
         ),
         "born": tfds.features.Scalar(np.int32, doc="GRPO step"),
         "tools": _TOOLS,
         "calls": tfds.features.Scalar(np.int32, doc="reference calls of all turns"),
-        "visits": tfds.features.Scalar(np.int32, doc="steps that trained on it"),
+        "visits": tfds.features.Scalar(np.int32, doc="steps that rolled it out and scored it"),
         "first_score": tfds.features.Scalar(np.float32, doc="mean reward at the first visit; NaN before it"),
         "last_score": tfds.features.Scalar(np.float32, doc="mean reward at the last visit; NaN before it"),
     }

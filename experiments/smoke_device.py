@@ -28,7 +28,10 @@ def main(argv) -> None:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
     folder = Path(_OUTPUT.value).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"Error: --output={folder} cannot be written ({error.strerror}): choose another.")
     if any(folder.iterdir()):
         sys.exit(f"Error: --output={folder} is not empty: choose another.")
     import jax

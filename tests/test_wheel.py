@@ -13,7 +13,8 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-SOURCES = ("coevolve_jax", "experiments", "configs", "requirements", "models/tiny_qwen3")
+MODELS = ("models/tiny_qwen3", "models/tiny_qwen3_seldom", "models/tiny_qwen3_weak")
+SOURCES = ("coevolve_jax", "experiments", "configs", "requirements", *MODELS)
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 SMALL = {
     "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2,
@@ -67,3 +68,7 @@ def test_it_trains_and_reports_outside_the_checkout(wheel, tmp_path, environ):
     assert (tmp_path / "out" / "policy" / "model.safetensors").exists()
     told = run(installed / "bin" / "coevolve", "plan", "--config=bfcl_qwen3_4b", "--topology=h100-8")
     assert told.returncode == 0 and "h100-8" in told.stdout
+    every = "import coevolve_jax.config as c, coevolve_jax.shipped as s, glob, os\n"
+    every += "for file in glob.glob(os.path.join(s.ROOT, 'configs', '*.py')): c.load_file(file, '')"
+    told = run(sys.executable, "-c", every)
+    assert told.returncode == 0, told.stderr[-2000:]

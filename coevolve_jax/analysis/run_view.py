@@ -70,8 +70,9 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
     if result:
         before, after = result.before, result.after
         kind = " ".join(filter(None, ("held-out", summary.get("held_out_split"))))
+        tasks = summary.get("held_out_tasks", result.paired.tasks)
         lead = (
-            f"Success on {summary.get('held_out_tasks', result.paired.tasks)} {kind} tasks, never trained on, went from "
+            f"Success on {tasks} {kind} tasks, never trained on, went from "
             f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
         )
         spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]

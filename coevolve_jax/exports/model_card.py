@@ -29,12 +29,13 @@ def write(folder: str | os.PathLike, config: ConfigDict, summary: Mapping[str, A
 def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
     """Returns the card's text: base, data, method, held-out figures with intervals, versions, command."""
     c, learner = config, config.learner
-    trained = f"LoRA of rank {learner.lora_rank} (`{ADAPTER}/`, for peft)" if learner.lora_rank else "all"
-    base = {
-        "base model": f"`{c.model}`",
-        "warm start": f"{c.warm_start.steps} supervised updates" if c.warm_start.steps else "none",
-        "trained parameters": trained,
-    }
+    warm, trained, started = summary.get("warm_start"), "all", "none"
+    if learner.lora_rank:
+        onto = ", on the policy after the warm start: the run's `warm_start/policy`" if warm else ""
+        trained = f"LoRA of rank {learner.lora_rank} (`{ADAPTER}/`, for peft{onto})"
+    if warm:
+        started = f"{warm['steps']} supervised updates, those up to {warm['best_step']} kept"
+    base = {"base model": f"`{c.model}`", "warm start": started, "trained parameters": trained}
     method = {
         "strategy": f"`{c.strategy.name}`",
         "updates": f"{summary['steps']} GRPO steps, seed {c.seed}",
@@ -72,9 +73,9 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
             ),
             "",
             f"The tasks are synthetic, of the split `{summary['held_out_split']}`, whose answers are not "
-            f"trained on; {before['samples']} rollouts each before and {after['samples']} after, at temperature "
-            f"{after['temperature']:g}. They say "
-            "whether the run learned what its training set teaches. They are no score of a benchmark.",
+            f"trained on; {before['samples']} rollouts each before and {after['samples']} after, at "
+            f"temperature {after['temperature']:g}. They say whether the run learned what its training set "
+            "teaches. They are no score of a benchmark.",
             *_section("Versions", summary["versions"]),
             "",
             "## Again",

@@ -27,14 +27,15 @@ except ImportError as error:
     raise ImportError(f"Parquet needs pyarrow ({error}): pip install coevolve_jax[parquet].") from error
 
 KINDS = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+NAMES = ("tasks", "trajectories", "rollouts")
 ROWS = 1000  # in memory at once
 
 
 def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> dict[str, int]:
     """Writes the tables of a run, which may still be running. Returns table -> rows.
 
-    Files of these names are replaced. Raises FileNotFoundError if workdir is no folder, and ValueError if it
-    holds no training set.
+    Files of these names are replaced, and removed where the run has no such rows. Raises FileNotFoundError if
+    workdir is no folder, and ValueError if it holds no training set.
     """
     run, folder = load_run(workdir), Path(folder)
     made: dict[str, tuple[Mapping[str, Column], Iterable[Row]]] = {
@@ -45,6 +46,9 @@ def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> dict[str, in
         each = (tables.rollout_rows(os.fspath(workdir), step) for step in steps)
         made["rollouts"] = tables.ROLLOUTS, itertools.chain.from_iterable(each)
     folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        if name not in made:  # of another run
+            (folder / f"{name}.parquet").unlink(missing_ok=True)
     counts = {name: _write(folder / f"{name}.parquet", *table) for name, table in made.items()}
     (folder / "README.md").write_text(_card(run.name, {name: made[name][0] for name in counts}))
     return counts

@@ -24,11 +24,14 @@ TASKS = {
     "id": Column("text", "of the task"),
     "queries": Column("text[]", "what the user says, turn by turn"),
     "asked_for": Column("text", "kind of the signal that it was made for; or random, initial, benchmark"),
-    "parent": Column("text", "id of the task whose rollout carried the signal; empty for none"),
+    "parent": Column(
+        "text",
+        "id of the task whose rollout carried the signal; without one, of the scenario",
+    ),
     "born": Column("int", "GRPO step"),
     "tools": Column("text[]", "that its solution calls, in order of the first call"),
     "calls": Column("int", "of its solution, in all turns"),
-    "visits": Column("int", "steps that trained on it"),
+    "visits": Column("int", "steps that rolled it out and scored it"),
     "first_score": Column("float", "mean reward at the first visit; null before it"),
     "last_score": Column("float", "mean reward at the last visit; null before it"),
 }
@@ -45,10 +48,13 @@ OUTCOME = {
 }
 TRAJECTORIES = {
     **OUTCOME,
+    "advantage": Column("float", f"{OUTCOME['advantage'].about}; to 4 digits"),
     "queries": Column("text[]", "what the user said, turn by turn"),
     "text": Column("text", "the conversation as the policy read and wrote it, control tokens included"),
     "policy_tokens": Column("int", "tokens that the policy sampled"),
-    "segments": Column("text", "JSON: pieces of text, fed or sampled, with log-probabilities in nats"),
+    "segments": Column(
+        "text", "JSON: pieces of text, fed or sampled, with log-probabilities in nats to 4 digits"
+    ),
 }
 ROLLOUTS = {
     **OUTCOME,

@@ -38,7 +38,15 @@ PLAIN = {
     "rank_pattern": {},
     "alpha_pattern": {},
     "modules_to_save": None,
+    "alora_invocation_tokens": None,
 }
+MOVES_BASE = (
+    "pissa",
+    "olora",
+    "corda",
+    "loftq",
+    "lora_ga",
+)  # ways to begin that change the base's own weights
 
 
 class Adapters(NamedTuple):
@@ -96,6 +104,9 @@ def load(folder: str | os.PathLike, config: ModelConfig) -> Adapters:
     with contextlib.ExitStack() as stack:
         found = hf_io.open_file(folder / WEIGHTS, stack)
         tensors = {name: np.asarray(found[name][:], np.float32) for name in found}
+    other = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
+    if other:
+        raise ValueError(_foreign(folder, min(other)))
     halves = Counter(name.rpartition(".lora_")[0] for name in tensors)
     if odd := [name for name, count in halves.items() if count != 2]:
         raise ValueError(f"{folder / WEIGHTS} has A or B of {odd[0]} alone: restore the file.")
@@ -112,16 +123,20 @@ def load(folder: str | os.PathLike, config: ModelConfig) -> Adapters:
                 )
             flat[*path, f"lora_{letter.lower()}"] = jnp.asarray(np.stack(own).swapaxes(1, 2))
     if tensors:
-        raise ValueError(
-            f"{folder} holds {min(tensors)}, and the base has no such linear layer: take the adapters of "
-            "this base, of layers between the embedding and the head."
-        )
+        raise ValueError(_foreign(folder, min(tensors)))
     used = {path[:-1] for path, leaf in flat.items() if leaf.any()}
     if not used:
         raise ValueError(f"{folder / WEIGHTS} holds zeros alone: there is nothing to add to the base.")
     params = unflatten_dict({path: leaf for path, leaf in flat.items() if path[:-1] in used})
     alpha = told["lora_alpha"] * (math.sqrt(rank) if told.get("use_rslora") else 1)
     return Adapters(params, rank, alpha, told["base_model_name_or_path"])
+
+
+def _foreign(folder: Path, name: str) -> str:
+    return (
+        f"{folder} holds {name}, and the base has no such linear layer: take the adapters of this base, of "
+        "layers between the embedding and the head."
+    )
 
 
 def base_of(folder: str | os.PathLike) -> str:
@@ -156,4 +171,10 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     for key, plain in PLAIN.items():
         if (value := told.get(key, plain)) != plain and (value or plain):
             raise ValueError(f"{file} has {key}={value!r}, which is not supported: only {plain!r} is.")
+    begun = str(told.get("init_lora_weights", "")).lower()
+    if begun.startswith(MOVES_BASE):
+        raise ValueError(
+            f"{file} has init_lora_weights={begun!r}, by which peft changes the base too: save them again in "
+            "peft by save_pretrained(..., path_initial_model_for_weight_conversion=...)."
+        )
     return {**told, "base_model_name_or_path": base or ""}

@@ -104,7 +104,7 @@ def test_lost_trials_of_a_run_are_counted_and_may_count_as_failures():
     assert stats.lost_trials({}) == (0, 0)
     summary = {"held_out": {"before": before, "after": after}}
     found, worst = stats.held_out(summary), stats.held_out_at_worst(summary)
-    # Each side's success is that of its own trials, as summary.json has it; the gain is of tasks on both sides.
+    # A side's success is that of its own trials, as summary.json has it; the gain is of tasks on both sides.
     assert (found.before.value, found.after.value, found.paired.tasks) == (2 / 6, 2 / 3, 2)
     assert found.paired.difference.value == (0.5 + 0) / 2
     assert (worst.before.value, worst.after.value, worst.paired.tasks) == (2 / 6, 2 / 6, 3)

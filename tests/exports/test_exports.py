@@ -1,6 +1,7 @@
 """Tables of a run as other tools read them, and the card of its policy."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -63,6 +64,11 @@ def test_pandas_and_datasets_read_the_parquet_files_as_the_card_says(workdir, tm
 
     run, folder = load_run(workdir), tmp_path / "tables"
     shown = sum(len(rows) for _, rows in run.trajectories)
+    folder.mkdir()
+    (folder / "rollouts.parquet").write_bytes(b"of another run")
+    shutil.copytree(workdir, tmp_path / "none", ignore=shutil.ignore_patterns("rollouts"))
+    assert parquet.write(tmp_path / "none", folder).keys() == {"tasks", "trajectories"}
+    assert not (folder / "rollouts.parquet").exists()
     counts = parquet.write(workdir, folder)
     kept = sum(len(g.trajectories) for step in (3, 7) for g in rollouts.read_rollouts(workdir, step))
     assert counts == {"tasks": len(run.tasks), "trajectories": shown, "rollouts": kept}
@@ -157,7 +163,13 @@ def a_summary(folder) -> dict:
 
 def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
     summary = a_summary(workdir)
-    config = configs.override(CONFIG, {"learner.lora_rank": 8, "steps": 12})
+    config = configs.override(CONFIG, {"learner.lora_rank": 8, "steps": 12, "warm_start.steps": 20})
+    warm = {**summary, "warm_start": {"steps": 9, "best_step": 7}}  # patience ended it
+    told = model_card.card(config, warm)
+    assert "| warm start | 9 supervised updates, those up to 7 kept |" in told
+    assert (
+        "(`adapter/`, for peft, on the policy after the warm start: the run's `warm_start/policy`) |" in told
+    )
     model_card.write(workdir / "policy", config, summary)
     text = (workdir / "policy" / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: transformers\n")

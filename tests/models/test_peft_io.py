@@ -94,6 +94,13 @@ OTHER = Q.replace(".1.", ".7.")  # of a layer that the base lacks
         ({"use_dora": True}, "has use_dora=True, which is not supported: only False is"),
         ({"modules_to_save": ["lm_head"]}, r"has modules_to_save=\['lm_head'\], which is not supported"),
         ({"peft_type": "IA3"}, "has peft_type='IA3'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4', by which"),
+        ({"init_lora_weights": "OLoRA"}, "has init_lora_weights='olora'"),
+        ({"alora_invocation_tokens": [1, 2]}, r"has alora_invocation_tokens=\[1, 2\], which"),
+        (
+            {"tensors": {"base_model.model.lm_head.base_layer.weight": np.ones((3, 3), np.float32)}},
+            "holds base_model.model.lm_head.base_layer.weight, and the base has no such linear layer",
+        ),
         ({"r": 0}, "has r=0 and lora_alpha=5.0: both must be numbers above 0"),
         ({"lora_alpha": None}, "has r=3 and lora_alpha=None"),
         ({"r": 2}, r"has shape \(3, 56\) instead of \(2, 56\)"),
