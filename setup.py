@@ -2,11 +2,8 @@
 
 from setuptools import find_packages, setup
 
-MODELS = (
-    "models/tiny_qwen3",
-    "models/tiny_qwen3_seldom",
-    "models/tiny_qwen3_weak",
-)  # of the demo and the testbed
+# Of the demo, and of the testbed that compares methods.
+MODELS = ("models/tiny_qwen3", "models/tiny_qwen3_seldom", "models/tiny_qwen3_weak")
 FOLDERS = ("experiments", "configs", "configs/models", "requirements", *MODELS)
 COPIES = {f"coevolve_jax.checkout.{folder.replace('/', '.')}": folder for folder in FOLDERS}
 
