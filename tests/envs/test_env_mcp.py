@@ -314,6 +314,25 @@ def test_json_counts_by_its_values_and_other_files_by_their_bytes(tmp_path):
     assert list(state.content(str(tmp_path / "a"), ["*.json", "c.*"])) == ["b.jsonl"]
 
 
+def test_what_takes_too_much_to_read_counts_by_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "MAX_VALUES", 100)
+    monkeypatch.setattr(state, "MAX_PARSED", 100_000)
+    (tmp_path / "list.json").write_text(json.dumps([0] * 200))
+    (tmp_path / "long.json").write_text(json.dumps("x" * 100_000))
+    (tmp_path / "a.json").write_text("[1.0]")
+    rows(tmp_path / "s.db", "CREATE TABLE t (x)", "INSERT INTO t VALUES (1)" + ", (1)" * 60)
+    rows(tmp_path / "one.db", "CREATE TABLE t (x)", "INSERT INTO t VALUES (1)")
+    found = state.content(str(tmp_path))
+    assert state.too_large(found) == {"list.json", "long.json", "s.db"}
+    assert state.content(str(tmp_path)) == found
+    rows(tmp_path / "s.db", "UPDATE t SET x = 2")
+    (tmp_path / "a.json").write_text("[1]")
+    changed = state.content(str(tmp_path))
+    assert {name for name in found if found[name] != changed[name]} == {"s.db"}
+    monkeypatch.setattr(state, "MAX_BYTES", 10)
+    assert state.content(str(tmp_path))["list.json"] == "too large, 600 bytes"
+
+
 def test_links_folders_and_the_path_of_the_world_itself(tmp_path):
     for name in "ab":
         world = tmp_path / name
@@ -371,6 +390,30 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
     asked = task(settings, (sold_out, Call("count", {"item": "cocoa"})))
     outcome, (seen,) = play(asked, [sold_out])
     assert seen.error and outcome.success
+
+
+@pytest.mark.parametrize(
+    "fault, why",
+    [("nests_json", "state_too_large"), ("zeros", "state_differs"), ("odd_name", "state_differs")],
+)
+def test_a_folder_that_a_call_made_unreadable_fails_the_rollout(settings, fault, why):
+    left = task(settings, (RESTOCK,), command=f"{SERVER} {fault}")
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        env_ids = pool.reset([left])
+        ((seen,),) = pool.step(env_ids, [[FAULT]])
+        pool.end_turn(env_ids)
+        (outcome,) = pool.score(env_ids)
+        assert (seen.text, seen.error, pool.restarts) == ("nothing", False, 0)
+        assert (outcome.valid, outcome.reward, outcome.reason) == (True, 0.0, why)
+
+
+def test_reference_calls_that_leave_what_cannot_be_compared_are_our_fault(settings):
+    left = task(settings, (FAULT,), command=f"{SERVER} nests_json")
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        env_ids = pool.reset([left])
+        pool.end_turn(env_ids)
+        (outcome,) = pool.score(env_ids)
+    assert not outcome.valid and "makes 'deep.json' too large to compare" in outcome.reason
 
 
 # --- Servers that misbehave -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -99,6 +100,16 @@ def misbehave():
     if fault == "fills":
         for n in range(100):
             open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)
+    if fault == "nests_json":
+        open(os.path.join(world, "deep.json"), "w").write("[" * 700 + "]" * 700)
+    if fault in ("zeros", "odd_name"):
+        database = sqlite3.connect(
+            os.path.join(os.fsencode(world), b"\xff.db" if fault == "odd_name" else b"z.db")
+        )
+        database.execute("CREATE TABLE t (x, zeros AS (zeroblob(900000000)))")
+        with database:
+            database.execute("INSERT INTO t VALUES (1)")
+        database.close()
     if fault == "remembers":
         TOOLS.append({})
         return said(f"called {len(TOOLS)} times")
