@@ -649,6 +649,7 @@ def test_a_server_is_reused_where_it_may_be(splits):
     world.call("restock", {"item": "tea", "pieces": 4})
     Path(world.home, "cache").write_text("x")
     shelf.give(world)
+    assert world.state() == {} and os.listdir(world.home) == []  # another world's server may look there
     again = shelf.take(b)
     assert again is world and os.listdir(world.home) == []
     again.begin()

@@ -143,7 +143,7 @@ def references(spec: Spec, calls: str) -> list[tuple[str, frozenset[str]]]:
                 before = after
             found.append((before, frozenset(told)))
     except Failed as failed:
-        world.close()
         raise Broken(f"the server {failed} in the reference calls") from None
-    spares().give(world)
+    finally:
+        spares().give(world)
     return found

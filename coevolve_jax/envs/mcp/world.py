@@ -53,14 +53,18 @@ class World:
             raise Failed(f"refuses to start: {refused}") from None
         self.begun, self._processes = True, _processes(self._pid)
 
-    def restore(self, spec: Spec) -> None:
-        """Makes this a fresh world of another template, or of the same one, with the server that runs."""
+    def empty(self) -> None:
+        """Deletes all files, so that no other world's server finds them. OSError where it cannot."""
         for folder in (self.folder, self.home):
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
                 else:
                     os.unlink(entry)
+
+    def restore(self, spec: Spec) -> None:
+        """Makes this a fresh world of another template, or of the same one, with the server that runs."""
+        self.empty()
         self.spec = spec
         self._copy()
 
