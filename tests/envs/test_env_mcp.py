@@ -661,6 +661,49 @@ def test_a_server_is_reused_where_it_may_be(splits):
     assert shelf.take(dataclasses.replace(b, ignore=("x",))) is not again
 
 
+@pytest.mark.parametrize("name", ["stock.json", "sub"])
+def test_links_that_a_reused_server_plants_meanwhile_lead_nowhere(settings, tmp_path, monkeypatch, name):
+    (tmp_path / "shop" / "sub").mkdir()
+    (tmp_path / "shop" / "sub" / "file").write_text("of the template")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("precious")
+    targets = {"stock.json": tmp_path / "outside" / "file", "sub": tmp_path / "outside"}
+    shelf, spec = Spares(), Spec.of({**settings, "reuse_server": True})
+    world = shelf.take(spec)
+    world.begin()
+    shelf.give(world)
+    monkeypatch.setattr(world, "empty", lambda: os.symlink(targets[name], os.path.join(world.folder, name)))
+    other = shelf.take(spec)
+    assert other is not world and other.state() == templates.content(tmp_path / "shop")
+    assert (tmp_path / "outside" / "file").read_text() == "precious"
+    other.close()
+
+
+def test_a_world_is_a_copy_of_its_template_with_modes_and_times(settings):
+    folder = Path(settings["template"], "sub")
+    folder.mkdir()
+    (folder / "tool").write_text("x")
+    (folder / "tool").chmod(0o750)
+    (folder / "link").symlink_to("tool")
+    for path in (folder / "tool", folder):
+        os.utime(path, (1, 2))
+    world = mcp.make()
+    world.reset(scenario(settings))
+    copies = [Path(world._world.folder, "sub", name) for name in ("", "tool")]
+    assert [oct(path.stat().st_mode & 0o777) for path in copies] == [
+        oct(folder.stat().st_mode & 0o777),
+        "0o750",
+    ]
+    assert [path.stat().st_mtime for path in copies] == [2, 2]
+    assert os.readlink(copies[0] / "link") == "tool"
+    world.close()
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(
+        ValueError, match="cannot be copied: .*pipe is neither a file nor a folder nor a link"
+    ):
+        world.reset(scenario(settings))
+
+
 @pytest.mark.parametrize("fault", ["silent", "dies", "leaves_processes"])
 def test_a_server_that_misbehaved_serves_no_other_world(settings, fault):
     left = task(settings, (), command=f"{SERVER} {fault}", reuse_server=True, server_timeout=1.0)

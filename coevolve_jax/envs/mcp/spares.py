@@ -71,7 +71,7 @@ def _restored(world: World, spec: Spec) -> World:
     try:
         world.restore(spec)
         return world
-    except (OSError, RecursionError):  # its files cannot be deleted
+    except (OSError, RecursionError):
         world.close()
         return World(spec)
 
