@@ -535,6 +535,28 @@ def test_a_server_that_somebody_kills_is_built_anew(settings):
     world.close()
 
 
+def test_a_world_that_is_closed_twice_costs_no_other(settings):
+    closed, other = (worlds.World(Spec.of(settings)) for _ in range(2))
+    for _ in range(2):
+        closed.close()
+    servers.launcher().end(closed._pid)  # by now another process may have this number
+    other.begin()
+    assert other.call("count", {"item": "tea"}).text == "3"
+    other.close()
+    assert not os.path.exists(closed.folder) and not os.path.exists(other.folder)
+
+
+def test_a_launcher_that_fails_leaves_nothing_behind(settings, monkeypatch):
+    monkeypatch.setattr(servers, "launcher", functools.cache(servers.Launcher))
+    monkeypatch.setattr(worlds, "launcher", servers.launcher)
+    world = worlds.World(Spec.of({**settings, "command": f"{SERVER} leaves_processes"}))
+    world.begin()
+    child = int(world.call("fault", {}).text)
+    with pytest.raises(ValueError):
+        servers.launcher()._ask({"no": "request"}, [])
+    assert _gone(world._pid) and _gone(child) and _eventually(lambda: not os.path.exists(world.folder))
+
+
 def test_a_server_that_no_longer_starts_costs_its_rollouts_and_not_the_run(settings, tmp_path):
     program = tmp_path / "serve.py"
     program.write_text((ROOT / "tests/support/mcp_server.py").read_text())

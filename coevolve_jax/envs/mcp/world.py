@@ -28,7 +28,7 @@ class World:
         """ValueError where the template or the program is not there."""
         self.spec, self._base = spec, launcher().folder()
         self.folder, self.home = (os.path.join(self._base, name) for name in ("world", "home"))
-        self.begun, self._lost = False, False  # begun: whether the server has started
+        self.begun, self._lost, self._closed = False, False, False  # begun: whether the server has started
         for folder in (self.folder, self.home):
             os.mkdir(folder)
         try:
@@ -80,7 +80,7 @@ class World:
     @property
     def can_be_restored(self) -> bool:
         """Whether the server runs, and nothing that a call has started besides."""
-        return self.begun and not self._lost and _processes(self._pid) == self._processes
+        return self.begun and not self._lost and not self._closed and _processes(self._pid) == self._processes
 
     def _copy(self) -> None:
         target = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -115,6 +115,10 @@ class World:
         return state.content(self.folder, self.spec.ignore)
 
     def close(self) -> None:
+        """Ends the server and deletes the folder. Closing once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         launcher().end(self._pid)
         self._client.close()
         delete(self._base)
