@@ -222,6 +222,17 @@ def test_references_and_lists_of_types_become_one_type_each():
     assert "next" in answers.simple(endless, endless)["properties"]
 
 
+def test_references_that_repeat_do_not_make_a_schema_grow_without_end():
+    node = {"type": "object", "properties": {name: {"$ref": "#/$defs/N"} for name in "abcd"}}
+    found = answers.simple({"properties": {"one": {"$ref": "#/$defs/N"}}}, {"$defs": {"N": node}})
+    assert found["properties"]["one"] == {"type": "object", "properties": {name: {} for name in "abcd"}}
+    doubling = {
+        f"N{n}": {"properties": {name: {"$ref": f"#/$defs/N{n + 1}"} for name in "abcdef"}} for n in range(9)
+    }
+    found = answers.simple({"$ref": "#/$defs/N0"}, {"$defs": doubling})
+    assert json.dumps(found).count(":") <= 2 * answers.MAX_PARTS
+
+
 @pytest.mark.parametrize(
     "result, text, error",
     [
