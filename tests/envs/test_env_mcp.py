@@ -158,9 +158,19 @@ def test_a_split_without_templates_and_notes_of_another_shape_are_one_sentence(s
         notes.write_text(text)
         with pytest.raises(ValueError, match="coevolve.json cannot be used"):
             mcp.scenarios("train", splits)
-    notes.write_text('{"tasks": [{"query": "Buy."}]}')
-    with pytest.raises(ValueError, match="each turn has a query, and calls"):
-        mcp.tasks("train", splits)
+    call = '{"name": "count", "arguments": ["tea"]}'
+    for wrong in (
+        '"x"',
+        '{"turns": 3}',
+        '{"turns": []}',
+        '{"query": "Buy."}',
+        '{"query": 5, "calls": []}',
+        f'{{"query": "Count.", "calls": [{call}]}}',
+    ):
+        notes.write_text(f'{{"tasks": [{wrong}]}}')
+        with pytest.raises(ValueError) as raised:
+            mcp.tasks("train", splits)
+        assert f"{notes} cannot be used (a task is {wrong}, and each turn has a query, a" in str(raised.value)
 
 
 def test_tools_can_be_chosen(settings):
@@ -220,6 +230,14 @@ def test_references_and_lists_of_types_become_one_type_each():
     }
     endless = {"properties": {"next": {"$ref": "#"}}}
     assert "next" in answers.simple(endless, endless)["properties"]
+
+
+@pytest.mark.parametrize("properties", [None, [], "x"])
+def test_a_tool_whose_properties_are_no_object_has_no_parameters(properties):
+    (tool,) = answers.schemas(
+        [{"name": "f", "inputSchema": {"properties": properties, "required": None}}], ()
+    )
+    assert tool["function"]["parameters"] == {"type": "object", "properties": {}, "required": []}
 
 
 def test_references_that_repeat_do_not_make_a_schema_grow_without_end():

@@ -101,8 +101,9 @@ def _simple(
     for key, value in schema.items():
         if key == "type" and isinstance(value, list):
             value = next((one for one in value if one != "null"), "string")
-        elif key == "properties" and isinstance(value, Mapping):
-            value = {str(name): inner(part) for name, part in value.items()}
+        elif key == "properties":
+            some = value if isinstance(value, Mapping) else {}
+            value = {str(name): inner(part) for name, part in some.items()}
         elif key == "items":
             value = inner(value)
         elif key == "required":
