@@ -278,6 +278,12 @@ def test_results_become_observations(result, text, error):
     assert (found.text, found.error) == (text, error)
 
 
+def test_an_error_that_is_too_long_to_read_is_still_an_error():
+    said = json.dumps({"error": "x" * (answers.MAX_SAID + 1)})
+    found = answers.observation({"content": [{"type": "text", "text": said}]})
+    assert found.error and len(found.text) == answers.MAX_SAID
+
+
 def test_junk_arguments_never_reach_the_server(settings):
     surrogate = Call("count", {"item": "\ud800"})
     _, seen = play(

@@ -132,8 +132,7 @@ def observation(result: Mapping[str, Any]) -> Observation:
     said = "\n".join(parts)
     if result.get("isError") is True:
         return error(said)
-    said = said[:MAX_SAID]
-    return Observation(said, error=bool(_ERROR.match(said)) or _has_error(said))
+    return Observation(said[:MAX_SAID], error=bool(_ERROR.match(said)) or _has_error(said))
 
 
 def error(said: str) -> Observation:
