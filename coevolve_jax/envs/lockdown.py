@@ -35,6 +35,8 @@ _GROUPS = {"x86_64": (109, 112), "aarch64": (154, 157)}  # setpgid, setsid
 _X32 = 0x40000000  # added to the numbers of system calls of x86_64's second interface
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
 _ALLOW, _REFUSE, _PRETEND, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000, 0x80000000
+_CAPABILITIES = 0x20080522  # the version of the kernel's interface that has 64 of them
+_PR_DROP_CAPABILITY = 24
 _PR_SET_DEATH_SIGNAL, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 1, 4, 38, 22, 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, alike on both machines
 _PATH_BENEATH, _VERSION, _SIGNALS = 1, 1, 1 << 1
@@ -98,16 +100,25 @@ def shut_in() -> None:
 def confine(folders: Sequence[str], network: bool) -> None:
     """Keeps this process, and all that it starts, to these folders: it writes and signals nowhere else.
 
-    It stays in its process group, so whoever kills the group kills all of it. network: whether it may open
-    sockets. RuntimeError where the kernel has no seccomp. A kernel without Landlock (`guards_files`) lets it
-    write wherever its user may.
+    It loses all capabilities, so that root may do no more than others. It stays in its process group, so
+    whoever kills the group kills all of it. network: whether it may open sockets. RuntimeError where the
+    kernel has no seccomp. A kernel without Landlock (`guards_files`) lets it write wherever its user may.
     """
     check()
     machine = platform.machine()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _drop_capabilities()
     _keep_to(folders)
     answers = dict.fromkeys(_GROUPS[machine], _PRETEND)
     _filter(answers | dict.fromkeys(() if network else _SOCKETS[machine], _REFUSE), otherwise=_ALLOW)
+
+
+def _drop_capabilities() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(64):  # fails for those that there are not, and for who has none to drop
+        libc.prctl(_PR_DROP_CAPABILITY, capability, 0, 0, 0)
+    if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES, 0), (ctypes.c_uint32 * 6)()):
+        raise RuntimeError(f"Dropping capabilities failed: {os.strerror(ctypes.get_errno())}.")
 
 
 def guards_files() -> bool:

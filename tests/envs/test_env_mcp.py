@@ -532,6 +532,14 @@ def test_nothing_is_written_outside_the_world(settings, tmp_path):
     assert seen.text == '{"error": "Permission denied"}' and not (tmp_path / "mark").exists()
 
 
+@pytest.mark.skipif(not lockdown.guards_files(), reason="this kernel has no Landlock")
+def test_a_server_has_no_capabilities_and_reads_no_variables_of_its_worker(settings):
+    command = f"PID={os.getpid()} {SERVER} reads_environ"
+    _, (seen,) = play(task(settings, (), command=command), [FAULT])
+    bounds = "0" * 16 if os.geteuid() == 0 else ".*"  # another user cannot lower that bound, nor use it
+    assert re.search(f"Permission denied .'{'0' * 16}', '{bounds}'", seen.text)
+
+
 @pytest.mark.parametrize(
     "network, said", [(False, '{"error": "Operation not permitted"}'), (True, "connected")]
 )

@@ -97,6 +97,14 @@ def misbehave():
             open(os.environ["MARK"], "w")
         except OSError as error:
             return said(f"{error.strerror}", error=True)
+    if fault == "reads_environ":
+        powers = [
+            line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd"))
+        ]
+        try:
+            open(f"/proc/{os.environ['PID']}/environ").read()
+        except OSError as error:
+            return said(f"{error.strerror} {powers}", error=True)
     if fault == "fills":
         for n in range(100):
             open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)

@@ -109,8 +109,8 @@ def notes(template: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError("it may hold values, lists by parameter, and tasks, a list")
             if wrong := [task for task in tasks if not _is_task(task)]:
                 raise ValueError(
-                    f"a task is {json.dumps(wrong[0])[:200]}, and each turn has a query, a text, and calls with "
-                    "a name and arguments by parameter"
+                    f"a task is {json.dumps(wrong[0])[:200]}, and each turn has a query, a text, and calls "
+                    "with a name and arguments by parameter"
                 )
         except (OSError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} cannot be used ({error}): mend it, or delete it.") from None
