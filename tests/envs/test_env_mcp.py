@@ -464,6 +464,7 @@ def test_reference_calls_that_leave_what_cannot_be_compared_are_our_fault(settin
         ("sends_much", "sent more than 8 MiB at once"),
         ("stops", "gave no answer within 2 s"),
         ("nests", "has made a folder that holds a path of more than 1000 characters"),
+        ("forks_behind", "runs .* processes, and 64 are allowed"),
         ("forks", "runs .* processes, and 64 are allowed"),
         ("fills", "has made a folder that holds more than 32 MiB"),
     ],
@@ -538,6 +539,12 @@ def test_a_server_has_no_capabilities_and_reads_no_variables_of_its_worker(setti
     _, (seen,) = play(task(settings, (), command=command), [FAULT])
     bounds = "0" * 16 if os.geteuid() == 0 else ".*"  # another user cannot lower that bound, nor use it
     assert re.search(f"Permission denied .'{'0' * 16}', '{bounds}'", seen.text)
+
+
+def test_a_server_leaves_nothing_in_the_kernel_and_changes_no_other_process(settings):
+    command = f"PID={os.getpid()} {SERVER} disturbs"
+    _, (seen,) = play(task(settings, (), command=command), [FAULT])
+    assert seen.text == str(["Operation not permitted"] * 7)
 
 
 @pytest.mark.parametrize(

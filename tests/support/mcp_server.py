@@ -5,8 +5,10 @@
 FAULT is a way to misbehave: at the start, in the list of tools, or in the tool `fault` alone.
 """
 
+import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
 import sqlite3
@@ -105,6 +107,25 @@ def misbehave():
             open(f"/proc/{os.environ['PID']}/environ").read()
         except OSError as error:
             return said(f"{error.strerror} {powers}", error=True)
+    if fault == "disturbs":
+        libc, other = ctypes.CDLL(None, use_errno=True), int(os.environ["PID"])
+        resource.prlimit(0, resource.RLIMIT_NOFILE)
+        os.setpriority(os.PRIO_PROCESS, 0, 5)
+        attempts = (
+            lambda: libc.shmget(0x7E57C, 4096, 0o1600),
+            lambda: libc.msgget(0x7E57C, 0o1600),
+            lambda: libc.semget(0x7E57C, 1, 0o1600),
+            lambda: libc.mq_open(b"/coevolve", os.O_CREAT | os.O_RDWR, 0o600, None),
+            lambda: libc.prlimit(other, resource.RLIMIT_NOFILE, None, None),
+            lambda: libc.setpriority(os.PRIO_PROCESS, other, 5),
+            lambda: libc.setpriority(os.PRIO_USER, 0, 5),
+        )
+        return said(str([attempt() == -1 and os.strerror(ctypes.get_errno()) for attempt in attempts]))
+    if fault == "forks_behind":
+        for _ in range(70):
+            if not os.fork():
+                time.sleep(600)
+        return said("nothing")
     if fault == "fills":
         for n in range(100):
             open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)

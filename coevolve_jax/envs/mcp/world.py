@@ -101,7 +101,7 @@ class World:
         parameters = {"name": name, "arguments": self._located(dict(arguments))}
         try:
             result = self._client.request("tools/call", parameters)
-            self._check_size()
+            self._watch()
         except Refused as refused:
             return answers.error(self._shown(str(refused)))
         except Failed as failed:
