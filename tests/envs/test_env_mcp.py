@@ -797,6 +797,27 @@ def test_rollouts_with_a_reused_server_are_those_with_a_fresh_one(settings):
         assert outcome.success and [o.text for o in seen] == ["done", "5"]
 
 
+def test_folders_that_are_shut_or_too_deep_are_deleted_too(tmp_path):
+    (tmp_path / "outside").mkdir(mode=0o500)
+    code = """
+import os, sys
+from coevolve_jax.envs import lockdown
+from coevolve_jax.envs.mcp import launcher
+folder = sys.argv[1]
+lockdown.confine([folder], network=False)  # root, too, then has to heed modes
+os.makedirs(f"{folder}/world/shut/inner")
+os.chdir(f"{folder}/world")
+os.symlink("../outside", "link")
+os.chmod("shut", 0)
+for _ in range(1200):
+    os.mkdir("d")
+    os.chdir("d")
+launcher.delete(f"{folder}/world")
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=ROOT)
+    assert os.listdir(tmp_path) == ["outside"] and (tmp_path / "outside").stat().st_mode & 0o777 == 0o500
+
+
 def test_a_folder_that_cannot_be_read_is_a_state_too(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "secret").write_text("x")
