@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -123,6 +124,21 @@ def test_only_the_messages_of_the_policy_are_learned(shown, policy):
         assert said.count("<|im_end|>") == len(task.calls) + len(task.turns)
         assert said.count("Done.<|im_end|>") == len(task.turns)
         assert "<tool_response>" not in said and not any(turn.query in said for turn in task.turns)
+
+
+def test_where_the_prompt_opens_a_thought_every_message_closes_it(whole, tmp_path):
+    shutil.copytree(settings("static").model, tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"))
+    policy, tasks = build.policy(tmp_path / "model"), list(TaskPool.read(whole / "tasks.jsonl"))[:3]
+    config = asked(more={"rollout.max_length": 1024, "learner.pack_length": 1024})
+    with build.env_pool(config) as env_pool:
+        found = demonstrate(config, policy, env_pool, tasks)
+    assert len(found.tasks) == 3
+    for task, t in zip(found.tasks, found.trajectories):
+        said = policy.chat.decode(t.ids[t.mask])
+        assert said.count("\n</think>\n\n") == len(task.calls) + len(task.turns) == said.count("<|im_end|>")
+        assert said.count("</think>\n\nDone.<|im_end|>") == len(task.turns)
 
 
 def test_what_is_not_solved_is_left_out_and_counted(whole, policy):
