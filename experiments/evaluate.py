@@ -99,7 +99,7 @@ def main(argv) -> None:
 
     try:
         run()
-    except (ValueError, EngineError) as error:
+    except (ValueError, FloatingPointError, EngineError) as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
