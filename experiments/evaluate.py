@@ -124,6 +124,8 @@ def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.envs import base
     from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
+    from coevolve_jax.models import hf_io
+    from coevolve_jax.planning import plan
 
     if _OUTPUT.value:  # fail now, before anything is computed
         configs.check_new_file("output", _OUTPUT.value)
@@ -169,6 +171,7 @@ def run() -> None:
             f"--split={_SPLIT.value} has no tasks of --category={','.join(_CATEGORIES.value)}: choose "
             "another split or other categories; --help lists them."
         )
+    plan.check_context(config, hf_io.load_config(folder))
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)

@@ -98,6 +98,7 @@ def _check(config: ConfigDict) -> None:
             "config.warm_start.steps to 0."
         )
     build.family(config)
+    plan.check_context(config, hf_io.load_config(config.model))
     if config.warm_start.source:
         given_tasks(config)
 

@@ -33,3 +33,10 @@ def test_a_model_that_is_not_finite_is_told_in_one_sentence(program, more, quick
     done = start(program, quick, f"--model={tmp_path / 'model'}", *more)
     refused(done, "log-probabilities are not finite")
     assert not done.stdout
+
+
+def test_what_cannot_be_scored_is_refused_in_one_sentence(quick):
+    for arguments, why in (
+        (("--max_length=8193",), "max_length is 8193, and models/tiny_qwen3 reads 8192 tokens"),
+    ):
+        refused(start("evaluate", quick, "--model=models/tiny_qwen3", *SMALL, *arguments), why)

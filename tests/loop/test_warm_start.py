@@ -303,6 +303,8 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
     refused("config.warm_start.steps is 0: give the number of updates", steps=0)
     refused("config.warm_start.source is .*nowhere.* no file", source=str(tmp_path / "nowhere"))
     refused("eval_tasks is 2: it must be 0 where config.warm_start.held_out is 0", held_out=0.0, eval_tasks=2)
+    long = {"rollout.max_length": 9000, "learner.pack_length": 9000}
+    refused("max_length is 9000, and .* reads 8192 tokens .*: lower it", more=long)
     made = rows(whole, "tasks.jsonl")
     (tmp_path / "other.jsonl").write_text(json.dumps({**made[0], "environment": "tau2"}) + "\n")
     refused("belongs to the environment 'tau2'", source=str(tmp_path / "other.jsonl"))
