@@ -142,7 +142,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
             tasks, refused = make_tasks(c, policy, engine, env_pool, folder)
             shown = demonstrate(c, policy, env_pool, tasks)
         shown.lost.update(refused)
-        held_out, trained = _split(c, shown)
+        held_out, trained = _split(c, tasks, shown)
         print(f"warm start: {shown}; {len(held_out)} of them are held out.", file=sys.stderr)
 
         success = None
@@ -173,18 +173,25 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         made.rmtree()
 
 
-def _split(c: ConfigDict, shown: Demonstrations) -> tuple[list[int], list[int]]:
-    """Draws the held-out demonstrations. Returns their indices and those of the others."""
-    order = rng_for(c.seed, "warm start split").permutation(len(shown.tasks)).tolist()
+def _split(c: ConfigDict, tasks: Sequence[Task], shown: Demonstrations) -> tuple[list[int], list[int]]:
+    """Draws the held-out tasks. Returns the indices of their demonstrations and those of the others.
+
+    The draw is over all tasks: one whose demonstration is lost on resume moves no other to the other side.
+    """
+    order = rng_for(c.seed, "warm start split").permutation(len(tasks)).tolist()
     share = c.warm_start.held_out
     count = max(1, round(share * len(order))) if share else 0
-    if count >= len(order):
+    place = {task.id: i for i, task in enumerate(shown.tasks)}
+    held_out, trained = (
+        [place[tasks[n].id] for n in part if tasks[n].id in place] for part in (order[:count], order[count:])
+    )
+    if not trained or (count and not held_out):
         raise ValueError(
-            f"The warm start has too little to learn from: {shown}, and it holds {count} out. Raise the "
-            "limits in config.rollout, or give more or other tasks (config.warm_start.tasks and .source), in "
-            "a new workdir."
+            f"The warm start has too little to learn from: {shown}, and it holds {len(held_out)} out. Raise "
+            "the limits in config.rollout, or give more or other tasks (config.warm_start.tasks and .source), "
+            "in a new workdir."
         )
-    return order[:count], order[count:]
+    return held_out, trained
 
 
 def _success(

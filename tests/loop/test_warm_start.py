@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from coevolve_jax.comparison.cells import prepare
 from coevolve_jax.comparison.plan import Cell, start_config
 from coevolve_jax.loop import supervised
 from coevolve_jax.loop import warm_start as warm_start_module
-from coevolve_jax.loop.demonstrations import demonstrate
+from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate
 from coevolve_jax.loop.supervised import Supervised
 from coevolve_jax.loop.warm_start import warm_start
 from coevolve_jax.models import hf_io
@@ -263,6 +264,21 @@ def test_killed_and_asked_to_end_it_goes_on_to_the_same_bits(whole, tmp_path, mo
         assert checkpoint.latest_step(folder / "checkpoints") == saved
     warm_start(config, folder)
     assert untimed(folder) == untimed(whole)
+
+
+def test_a_demonstration_that_is_lost_on_resume_leaves_the_others_on_their_side(shown):
+    def sides(kept):
+        found = Demonstrations(kept, [], Counter())
+        parts = warm_start_module._split(asked(), shown.tasks, found)
+        return [{kept[i].id for i in part} for part in parts]
+
+    held_out, trained = sides(shown.tasks)
+    assert (len(held_out), len(trained)) == (3, 9)
+    for lost in shown.tasks:
+        kept = [task for task in shown.tasks if task != lost]
+        assert sides(kept) == [held_out - {lost.id}, trained - {lost.id}]
+    with pytest.raises(ValueError, match=r"too little to learn from: 9 of 9 .* and it holds 0 out"):
+        sides([task for task in shown.tasks if task.id in trained])
 
 
 def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
