@@ -266,6 +266,19 @@ def test_killed_and_asked_to_end_it_goes_on_to_the_same_bits(whole, tmp_path, mo
     assert untimed(folder) == untimed(whole)
 
 
+def test_no_warm_start_goes_on_from_the_checkpoints_of_another(tmp_path, monkeypatch):
+    of = lambda rate: asked(
+        steps=2, eval_every=1, checkpoint_every=1, learning_rate=rate,
+        more={"checkpoint.folder": str(tmp_path / "checkpoints")},
+    )  # fmt: skip
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Supervised, "_update", dying_at(1))
+        warm_start(of(3e-4), tmp_path / "one")
+    with pytest.raises(ValueError, match="checkpoint of another warm start.*name another config.checkpoint"):
+        warm_start(of(1e-6), tmp_path / "other")
+    assert warm_start(of(3e-4), tmp_path / "one")["steps"] == 2
+
+
 def test_a_demonstration_that_is_lost_on_resume_leaves_the_others_on_their_side(shown):
     def sides(kept):
         found = Demonstrations(kept, [], Counter())
