@@ -34,6 +34,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import build, shipped
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.summary import warm_start_line
+from coevolve_jax.config import idle, keys
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate, given_tasks, make_tasks
@@ -46,6 +47,7 @@ from coevolve_jax.preemption import interruptible
 from coevolve_jax.records.files import write_text
 from coevolve_jax.records.workdir import WARM_START, claimed
 from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.chat import Chat, load_tokenizer
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Task
@@ -82,6 +84,17 @@ def warm_start(config: ConfigDict, folder: Path) -> dict:
         if not (folder / "policy").exists():
             _learn(_supervised(config), folder)
         return json.loads((folder / "summary.json").read_text())
+
+
+def notes(config: ConfigDict) -> list[str]:
+    """Sentences for the user of a warm start that is no part of a run. Raises ValueError as `warm_start` does."""
+    _check(config)
+    chat = Chat(load_tokenizer(config.model)).writing(config.rollout.tool_call_format)
+    given, made = config.learner, _supervised(config).learner
+    default = lambda key: keys.REQUIRED[f"learner.{key}"].default
+    replaced = [f"config.learner.{key}" for key in given if given[key] not in (default(key), made[key])]
+    own = f"A warm start has a learning rate, a schedule and a loss of its own, not {', '.join(replaced)}."
+    return [*idle.notes(config), *chat.notes, *([own] if replaced else [])]
 
 
 def _check(config: ConfigDict) -> None:

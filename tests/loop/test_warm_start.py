@@ -18,7 +18,7 @@ from coevolve_jax.loop import supervised
 from coevolve_jax.loop import warm_start as warm_start_module
 from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate
 from coevolve_jax.loop.supervised import Supervised
-from coevolve_jax.loop.warm_start import warm_start
+from coevolve_jax.loop.warm_start import notes, warm_start
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.records import checkpoint
@@ -27,6 +27,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
 from tests.loop.test_train import comparable
+from tests.rollout.test_chat import CHATML
 from tests.strategies.test_strategies import rows, settings
 
 pytestmark = pytest.mark.slow
@@ -347,6 +348,19 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     why = r"too little to learn from: 0 of 12 tasks give a demonstration \(others: token_limit 12\)"
     refused(why, source=str(tmp_path / "long.jsonl"))
+
+
+def test_the_user_is_told_what_has_no_effect_and_what_is_replaced(tmp_path):
+    model = shutil.copytree(settings("static").model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(CHATML)
+    plain = asked(held_out=0.0, patience=9, more={"model": str(model), "learner.learning_rate": 1e-6})
+    told = " ".join(notes(plain))
+    assert "config.warm_start.patience = 9 has no effect" in told and "has no chat template with tools" in told
+    assert "of its own" not in told
+    more = {"learner.learning_rate": 0.5, "learner.schedule": "cosine", "learner.decay_steps": 9}
+    own = "a schedule and a loss of its own, not config.learner.{}."
+    named = "decay_steps, config.learner.learning_rate, config.learner.schedule"
+    assert own.format(named) in notes(configs.override(plain, more))[-1]
 
 
 def test_a_mistyped_source_leaves_the_workdir_free(whole, tmp_path):
