@@ -282,7 +282,7 @@ class Chat:
     def said(self, text: str) -> list[int]:
         """Returns the ids of an assistant message of this text. A thought that the prompt opens is closed."""
         text = f"\n</think>\n\n{text}" if self._thinks else text
-        return [*self._tokenizer.encode(text, add_special_tokens=False), self.stop_ids[0]]
+        return [*self._tokenizer.encode(whole(text), add_special_tokens=False), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text of ids, control tokens included."""
