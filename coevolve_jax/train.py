@@ -81,7 +81,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             print(note, file=sys.stderr)
     if c.learner.optimizer_offload:
         sharding.check_host_memory(mesh)
-    plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
+    model = hf_io.load_config(c.model)
+    plan.check_context(c, model)
+    plan.check_fits(c, model, mesh, sharding.device_memory(mesh))
     # The learner's dtype, not float32: every product with the frozen reference would cast it to that anyway.
     policy = build.policy(initial_model(c, workdir), mesh, c.learner.dtype)
     chat = policy.chat.writing(c.rollout.tool_call_format)

@@ -34,7 +34,7 @@ def main(argv) -> None:
 
     try:
         ask(argv[1:])
-    except (ValueError, EngineError) as error:
+    except (ValueError, FloatingPointError, EngineError) as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
@@ -43,7 +43,7 @@ def main(argv) -> None:
 
 def ask(questions: list[str]) -> None:
     from coevolve_jax import build
-    from coevolve_jax.rollout.engine import Completion, Request, Sampling
+    from coevolve_jax.rollout.engine import Completion, Request, Sampling, check_logprobs
     from coevolve_jax.rollout.native.engine import NativeEngine
 
     policy = build.policy(_MODEL.value)
@@ -68,6 +68,7 @@ def ask(questions: list[str]) -> None:
     def answer_to(i: int, sampling: Sampling) -> Completion:
         (answer,) = asyncio.run(engine.generate([Request(i, prompts[i], sampling, seed=i)]))
         engine.release([i])
+        check_logprobs([answer])
         return answer
 
     with closing(engine):

@@ -99,7 +99,7 @@ def main(argv) -> None:
 
     try:
         run()
-    except (ValueError, EngineError) as error:
+    except (ValueError, FloatingPointError, EngineError) as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
@@ -116,14 +116,18 @@ def run() -> None:
         )
     if _BENCHMARK.value == "held_out" and _WORKDIR.value is None:
         raise ValueError("--benchmark=held_out needs --workdir: the held-out tasks are those of a run.")
-    if _BENCHMARK.value == "held_out" and (_CATEGORIES.value or _PROTOCOL.value):
+    if _BENCHMARK.value == "held_out" and (
+        _CATEGORIES.value or _PROTOCOL.value or flags.FLAGS["split"].present
+    ):
         raise ValueError(
-            "--category and --protocol are a benchmark's: leave them out with --benchmark=held_out."
+            "--category, --protocol and --split are a benchmark's: leave them out with --benchmark=held_out."
         )
     from coevolve_jax import build
     from coevolve_jax import config as configs
     from coevolve_jax.envs import base
     from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
+    from coevolve_jax.models import hf_io
+    from coevolve_jax.planning import plan
 
     if _OUTPUT.value:  # fail now, before anything is computed
         configs.check_new_file("output", _OUTPUT.value)
@@ -160,15 +164,16 @@ def run() -> None:
     settings |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
     config.rollout.update(fixed_by_protocol(family))
     tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)
-    if _SHOTS.value and not any(task.examples for task in tasks):
-        raise ValueError(
-            f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
-        )
     if not tasks:
         raise ValueError(
             f"--split={_SPLIT.value} has no tasks of --category={','.join(_CATEGORIES.value)}: choose "
             "another split or other categories; --help lists them."
         )
+    if _SHOTS.value and not any(task.examples for task in tasks):
+        raise ValueError(
+            f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
+        )
+    plan.check_context(config, hf_io.load_config(folder))
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
@@ -205,6 +210,8 @@ def run() -> None:
             "max_length": config.rollout.max_length,
             "max_new_tokens": config.rollout.max_new_tokens,
             "max_observation": config.rollout.max_observation,
+            "call_timeout": config.environment.call_timeout,
+            "dtype": config.engine.dtype,
             "malformed_calls": MALFORMED[config.rollout.malformed],
         },
         **success,

@@ -38,11 +38,13 @@ def main(argv) -> None:
     from coevolve_jax import config as configs
     from coevolve_jax import preemption
     from coevolve_jax.analysis.summary import warm_start_line
-    from coevolve_jax.loop.warm_start import warm_start
+    from coevolve_jax.loop.warm_start import notes, warm_start
     from coevolve_jax.rollout.engine import EngineError
 
     with preemption.exits(FloatingPointError, EngineError), preemption.handle_signals():
         config = _CONFIG.value or configs.of_run(_WORKDIR.value)
+        for note in notes(config):
+            print(note, file=sys.stderr)
         print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import platform
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 MEMORY = 1 << 30  # bytes of address space
 CPU_SECONDS = 120  # in total; then the kernel ends the process
@@ -32,9 +32,15 @@ _NUMBERS = {
 }
 _SOCKETS = {"x86_64": (41, 425), "aarch64": (198, 425)}  # socket, io_uring_setup
 _GROUPS = {"x86_64": (109, 112), "aarch64": (154, 157)}  # setpgid, setsid
+# shmget, msgget, semget, mq_open: what they make outlives the process.
+_LASTING = {"x86_64": (29, 68, 64, 240), "aarch64": (194, 186, 190, 180)}
+# prlimit64, setpriority: allowed where these arguments are 0, which is the process itself.
+_OWN = {"x86_64": {302: (0,), 141: (0, 1)}, "aarch64": {261: (0,), 140: (0, 1)}}
 _X32 = 0x40000000  # added to the numbers of system calls of x86_64's second interface
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
 _ALLOW, _REFUSE, _PRETEND, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000, 0x80000000
+_CAPABILITIES = 0x20080522  # the version of the kernel's interface that has 64 of them
+_PR_DROP_CAPABILITY = 24
 _PR_SET_DEATH_SIGNAL, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 1, 4, 38, 22, 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, alike on both machines
 _PATH_BENEATH, _VERSION, _SIGNALS = 1, 1, 1 << 1
@@ -98,16 +104,27 @@ def shut_in() -> None:
 def confine(folders: Sequence[str], network: bool) -> None:
     """Keeps this process, and all that it starts, to these folders: it writes and signals nowhere else.
 
-    It stays in its process group, so whoever kills the group kills all of it. network: whether it may open
-    sockets. RuntimeError where the kernel has no seccomp. A kernel without Landlock (`guards_files`) lets it
-    write wherever its user may.
+    Modes, times and attributes of other files of its user stay open to it: Landlock has no right for them.
+    It loses all capabilities, so that root may do no more than others. It stays in its process group, so
+    whoever kills the group kills all of it. network: whether it may open sockets. RuntimeError where the
+    kernel has no seccomp. A kernel without Landlock (`guards_files`) lets it write wherever its user may.
     """
     check()
     machine = platform.machine()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _drop_capabilities()
     _keep_to(folders)
-    answers = dict.fromkeys(_GROUPS[machine], _PRETEND)
-    _filter(answers | dict.fromkeys(() if network else _SOCKETS[machine], _REFUSE), otherwise=_ALLOW)
+    refused = _LASTING[machine] + (() if network else _SOCKETS[machine])
+    answers = dict.fromkeys(_GROUPS[machine], _PRETEND) | dict.fromkeys(refused, _REFUSE)
+    _filter(answers, otherwise=_ALLOW, own=_OWN[machine])
+
+
+def _drop_capabilities() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(64):  # fails for those that there are not, and for who has none to drop
+        libc.prctl(_PR_DROP_CAPABILITY, capability, 0, 0, 0)
+    if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES, 0), (ctypes.c_uint32 * 6)()):
+        raise RuntimeError(f"Dropping capabilities failed: {os.strerror(ctypes.get_errno())}.")
 
 
 def guards_files() -> bool:
@@ -136,14 +153,22 @@ def _keep_to(folders: Sequence[str]) -> None:
     os.close(ruleset)
 
 
-def _filter(answers: dict[int, int], otherwise: int) -> None:
-    """Installs a seccomp filter. answers: what each system call gets, by number."""
+def _filter(answers: dict[int, int], otherwise: int, own: Mapping[int, Sequence[int]] = {}) -> None:
+    """Installs a seccomp filter. answers: what each system call gets, by number.
+
+    own: by number, the arguments that must be 0, all of 32 bits; else the call is refused.
+    """
     machine, _ = _NUMBERS[platform.machine()]
     lines = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, machine), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if platform.machine() == "x86_64":
         lines += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _REFUSE)]
     for number, answer in answers.items():
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    for number, arguments in own.items():
+        lines.append((_EQUAL, 0, 3 * len(arguments) + 1, number))
+        for argument in arguments:
+            lines += [(_LOAD, 0, 0, 16 + 8 * argument), (_EQUAL, 1, 0, 0), (_RETURN, 0, 0, _REFUSE)]
+        lines.append((_RETURN, 0, 0, _ALLOW))
     lines.append((_RETURN, 0, 0, otherwise))
     program = (_Instruction * len(lines))(*(_Instruction(*line) for line in lines))
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

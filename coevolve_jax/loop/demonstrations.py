@@ -85,8 +85,7 @@ def demonstrate(
     Only successes are kept. `Trajectory.stop`, or "unsolved", says why others are lost.
     """
     chat = policy.chat.writing(config.rollout.tool_call_format)
-    end = [*policy.tokenizer.encode(END, add_special_tokens=False), chat.stop_ids[0]]
-    engine = ReferenceEngine([solution(task, chat, end) for task in tasks])
+    engine = ReferenceEngine([solution(task, chat, chat.said(END)) for task in tasks])
     with (
         closing(build.agent(config, policy, engine, env_pool)) as agent,
         tqdm(total=len(tasks), desc="demonstrations", unit="task", leave=False) as bar,

@@ -10,6 +10,7 @@ token of the policy, "seconds" are the row's own.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from coevolve_jax import config as configs
 from coevolve_jax.analysis.summary import Progress
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner, TrainState
@@ -40,15 +42,18 @@ Success = Callable[[TrainState, int], dict]  # state, updates done -> a row
 class Supervised:
     """Learns trajectories by cross-entropy, from the last checkpoint on.
 
-    A checkpoint has the learner's state, the parameters with the lowest held-out loss, and all rows. What
-    else there is to know follows from the rows, so a run that was killed goes on to the same bits.
+    A checkpoint has the learner's state, the parameters with the lowest held-out loss, all rows, and a digest
+    of the config and the tasks. What else there is to know follows from the rows, so a run that was killed
+    goes on to the same bits.
 
     Args:
       config: the run's, with a learner for cross-entropy alone; the section warm_start says how to learn.
-      folder: for sft.jsonl and the checkpoints.
+      folder: has tasks.jsonl; for sft.jsonl and the checkpoints.
       begin: returns the state before the first update.
       trained, held_out: trajectories to learn from, and others, maybe none.
       success: rolls tasks out; None: nothing is rolled out.
+
+    Raises ValueError if the last checkpoint is of another config or of other tasks.
 
     Attributes:
       rows: of sft.jsonl.
@@ -68,11 +73,17 @@ class Supervised:
         self._c, self._learner, self._success = config, learner, success
         self._trained, self._held_out = trained, _packed(config, held_out) if held_out else None
         self._path, self._folder = folder / ROWS, checkpoints(config, folder)
+        self._digest = _digest(config, folder)
         abstract = learner.abstract_state
         # The best parameters are in host memory: the devices have no room for another copy.
         empty = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), abstract.params) if held_out else None
         if found := checkpoint.restore(self._folder, {"state": abstract, "best": empty}):
             self.step, arrays, saved = found
+            if saved.get("digest") != self._digest:
+                raise ValueError(
+                    f"{self._folder} holds a checkpoint of another warm start, of other tasks or another "
+                    "config: name another config.checkpoint.folder, or delete what is there."
+                )
             self._state, self._best, self.rows = arrays["state"], arrays["best"], saved["rows"]
         else:
             self.step, self.rows, self._state = 0, [], begin()
@@ -131,9 +142,10 @@ class Supervised:
         try:
             self._state, learned = learn(self._c, self._learner, self._state, samples)
         except FloatingPointError:
+            own = " and config.checkpoint.folder" if self._c.checkpoint.folder else ""
             raise FloatingPointError(
                 f"Update {self.step + 1} of the warm start is not finite: lower "
-                f"config.warm_start.learning_rate ({w.learning_rate}) and start again in a new workdir."
+                f"config.warm_start.learning_rate ({w.learning_rate}) and start again in a new workdir{own}."
             ) from None
         self.step += 1
         row |= {"loss": learned["ce"], "grad_norm": learned["grad_norm"]}
@@ -172,7 +184,8 @@ class Supervised:
 
     def _save(self) -> None:
         if self._saved != self.step:
-            arrays, saved = {"state": self._state, "best": self._best}, {"rows": self.rows}
+            arrays = {"state": self._state, "best": self._best}
+            saved = {"rows": self.rows, "digest": self._digest}
             self._writer.save(self._folder, self.step, arrays, saved, keep=self._c.checkpoint.keep)
             self._saved = self.step
 
@@ -181,6 +194,12 @@ def checkpoints(config: ConfigDict, folder: Path) -> epath.Path:
     """The folder of the checkpoints."""
     own = config.checkpoint.folder
     return epath.Path(own) / WARM_START if own else epath.Path(folder / "checkpoints")
+
+
+def _digest(config: ConfigDict, folder: Path) -> str:
+    """Names what determines a warm start: the config and the tasks."""
+    tasks = (folder / "tasks.jsonl").read_bytes()
+    return hashlib.sha256(configs.digest(config).encode() + tasks).hexdigest()[:16]
 
 
 def _packed(config: ConfigDict, trajectories: Sequence[Trajectory]) -> Batch[np.ndarray]:

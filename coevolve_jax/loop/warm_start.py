@@ -34,6 +34,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import build, shipped
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.summary import warm_start_line
+from coevolve_jax.config import idle, keys
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate, given_tasks, make_tasks
@@ -46,6 +47,7 @@ from coevolve_jax.preemption import interruptible
 from coevolve_jax.records.files import write_text
 from coevolve_jax.records.workdir import WARM_START, claimed
 from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.chat import Chat, load_tokenizer
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Task
@@ -84,6 +86,17 @@ def warm_start(config: ConfigDict, folder: Path) -> dict:
         return json.loads((folder / "summary.json").read_text())
 
 
+def notes(config: ConfigDict) -> list[str]:
+    """Sentences for the user of a warm start that is no part of a run. Raises ValueError as `warm_start` does."""
+    _check(config)
+    chat = Chat(load_tokenizer(config.model)).writing(config.rollout.tool_call_format)
+    given, made = config.learner, _supervised(config).learner
+    default = lambda key: keys.REQUIRED[f"learner.{key}"].default
+    replaced = [f"config.learner.{key}" for key in given if given[key] not in (default(key), made[key])]
+    own = f"A warm start has a learning rate, a schedule and a loss of its own, not {', '.join(replaced)}."
+    return [*idle.notes(config), *chat.notes, *([own] if replaced else [])]
+
+
 def _check(config: ConfigDict) -> None:
     """Raises ValueError for a warm start that cannot begin."""
     configs.check(config)
@@ -98,6 +111,7 @@ def _check(config: ConfigDict) -> None:
             "config.warm_start.steps to 0."
         )
     build.family(config)
+    plan.check_context(config, hf_io.load_config(config.model))
     if config.warm_start.source:
         given_tasks(config)
 
@@ -141,7 +155,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
             tasks, refused = make_tasks(c, policy, engine, env_pool, folder)
             shown = demonstrate(c, policy, env_pool, tasks)
         shown.lost.update(refused)
-        held_out, trained = _split(c, shown)
+        held_out, trained = _split(c, tasks, shown)
         print(f"warm start: {shown}; {len(held_out)} of them are held out.", file=sys.stderr)
 
         success = None
@@ -172,18 +186,25 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         made.rmtree()
 
 
-def _split(c: ConfigDict, shown: Demonstrations) -> tuple[list[int], list[int]]:
-    """Draws the held-out demonstrations. Returns their indices and those of the others."""
-    order = rng_for(c.seed, "warm start split").permutation(len(shown.tasks)).tolist()
+def _split(c: ConfigDict, tasks: Sequence[Task], shown: Demonstrations) -> tuple[list[int], list[int]]:
+    """Draws the held-out tasks. Returns the indices of their demonstrations and those of the others.
+
+    The draw is over all tasks: one whose demonstration is lost on resume moves no other to the other side.
+    """
+    order = rng_for(c.seed, "warm start split").permutation(len(tasks)).tolist()
     share = c.warm_start.held_out
     count = max(1, round(share * len(order))) if share else 0
-    if count >= len(order):
+    place = {task.id: i for i, task in enumerate(shown.tasks)}
+    held_out, trained = (
+        [place[tasks[n].id] for n in part if tasks[n].id in place] for part in (order[:count], order[count:])
+    )
+    if not trained or (count and not held_out):
         raise ValueError(
-            f"The warm start has too little to learn from: {shown}, and it holds {count} out. Raise the "
-            "limits in config.rollout, or give more or other tasks (config.warm_start.tasks and .source), in "
-            "a new workdir."
+            f"The warm start has too little to learn from: {shown}, and it holds {len(held_out)} out. Raise "
+            "the limits in config.rollout, or give more or other tasks (config.warm_start.tasks and .source), "
+            "in a new workdir."
         )
-    return order[:count], order[count:]
+    return held_out, trained
 
 
 def _success(

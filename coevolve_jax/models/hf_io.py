@@ -37,6 +37,7 @@ INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
 BLOCK = 2**30  # most bytes fetched from the devices at once, unless one tensor has more
 WRITERS = 4  # files written at once
+COMPUTED = ".rotary_emb.inv_freq"  # the end of names in old folders, for what follows from config.json
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 # Parameter path -> tensor; the first match wins. The names in braces run over the parameter's leading axes:
@@ -238,24 +239,32 @@ def rows(entry: Entry, index: tuple[int, ...], count: int, dtype: np.dtype) -> j
 def open_tensors(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Maps tensor name -> safetensors slice, which reads only what is indexed."""
     if (path / WEIGHTS).is_file():
-        files = [WEIGHTS]
-    elif (path / INDEX).is_file():
-        files = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
+        files = [path / WEIGHTS]
+    elif (index := path / INDEX).is_file():
+        try:
+            files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{index} is no index with a weight_map ({error!r}); restore the checkpoint."
+            ) from error
     else:
         raise ValueError(f"{path} holds neither {WEIGHTS} nor {INDEX}; pass a folder with safetensors.")
     tensors = {}
     for file in files:
-        tensors |= open_file(path / file, stack)
+        tensors |= open_file(file, stack)
     return tensors
 
 
 def open_file(file: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Maps the names of one file's tensors to their slices. Raises ValueError where it cannot be read."""
+    """Maps the names of one file's tensors to their slices, without what is COMPUTED.
+
+    Raises ValueError where it cannot be read.
+    """
     try:
         handle = stack.enter_context(safe_open(file, framework="np"))
     except Exception as error:  # safetensors raises its own type, or OSError, on a damaged or absent file
         raise ValueError(f"{file} cannot be read ({error}); restore the checkpoint.") from error
-    return {name: handle.get_slice(name) for name in handle.keys()}
+    return {name: handle.get_slice(name) for name in handle.keys() if not name.endswith(COMPUTED)}
 
 
 def _check_tensors(path: Path, entries: list[Entry], tensors: Mapping, tied: bool) -> None:

@@ -195,6 +195,17 @@ def check_fits(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int | 
         part_pages(tokens, _longest(config), _engine_parts(config, mesh))
 
 
+def check_context(config: ConfigDict, model: ModelConfig) -> None:
+    """Raises ValueError where conversations may be longer than what the model reads."""
+    section, most = _longest_section(config), model.max_position_embeddings
+    if _longest(config) > most:
+        scaled = ", or raise that number if its rope is scaled for more" if model.rope_scaling else ""
+        raise ValueError(
+            f"config.{section}.max_length is {_longest(config)}, and {config.model} reads {most} tokens "
+            f"(max_position_embeddings in its config.json): lower it{scaled}."
+        )
+
+
 def _check_memory(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int) -> None:
     """Checks the memory for `check_fits`, of a run that can be planned."""
     learner = config.learner

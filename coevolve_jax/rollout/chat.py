@@ -277,9 +277,12 @@ class Chat:
 
     def message(self, calls: Sequence[Call]) -> list[int]:
         """Returns the ids of an assistant message that makes these calls. No calls end the turn."""
-        text = "\n".join(map(self._writing.render, calls))
+        return self.said("\n".join(map(self._writing.render, calls)))
+
+    def said(self, text: str) -> list[int]:
+        """Returns the ids of an assistant message of this text. A thought that the prompt opens is closed."""
         text = f"\n</think>\n\n{text}" if self._thinks else text
-        return [*self._tokenizer.encode(text, add_special_tokens=False), self.stop_ids[0]]
+        return [*self._tokenizer.encode(whole(text), add_special_tokens=False), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text of ids, control tokens included."""

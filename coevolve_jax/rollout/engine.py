@@ -44,9 +44,9 @@ class Request:
     seed: int = 0
 
 
-def check_logprobs(trajectories: Sequence[Trajectory]) -> None:
+def check_logprobs(sampled: Sequence[Trajectory | Completion]) -> None:
     """Raises FloatingPointError for log-probabilities that are not finite: rewards need not show that."""
-    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
+    if not all(np.isfinite(s.logprobs).all() for s in sampled):
         raise FloatingPointError(
             "The sampler's log-probabilities are not finite: the last update broke the policy (or, before "
             "any update, the model itself gives none); lower config.learner.learning_rate and start again "

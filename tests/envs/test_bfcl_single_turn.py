@@ -433,6 +433,7 @@ def test_the_command_scores_single_turn_tasks(tmp_path):
     assert [(row["category"], row["tasks"]) for row in report["scores"]] == [("live_parallel", 5)]
     told = report["protocol"]
     assert (told["scoring"], told["worked_examples"]) == ("official ast_checker", 1)
+    assert (told["dtype"], told["call_timeout"]) == ("float32", 5.0)
     assert (report["trials"], report["invalid"]) == (5, 0)
     assert report["success"] == sum(s for s, _ in report["official"]["by_task"].values()) / 5
     assert " of 5 rollouts; 0 invalid ones left out\n" in done.stdout

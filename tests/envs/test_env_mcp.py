@@ -158,9 +158,19 @@ def test_a_split_without_templates_and_notes_of_another_shape_are_one_sentence(s
         notes.write_text(text)
         with pytest.raises(ValueError, match="coevolve.json cannot be used"):
             mcp.scenarios("train", splits)
-    notes.write_text('{"tasks": [{"query": "Buy."}]}')
-    with pytest.raises(ValueError, match="each turn has a query, and calls"):
-        mcp.tasks("train", splits)
+    call = '{"name": "count", "arguments": ["tea"]}'
+    for wrong in (
+        '"x"',
+        '{"turns": 3}',
+        '{"turns": []}',
+        '{"query": "Buy."}',
+        '{"query": 5, "calls": []}',
+        f'{{"query": "Count.", "calls": [{call}]}}',
+    ):
+        notes.write_text(f'{{"tasks": [{wrong}]}}')
+        with pytest.raises(ValueError) as raised:
+            mcp.tasks("train", splits)
+        assert f"{notes} cannot be used (a task is {wrong}, and each turn has a query, a" in str(raised.value)
 
 
 def test_tools_can_be_chosen(settings):
@@ -222,6 +232,25 @@ def test_references_and_lists_of_types_become_one_type_each():
     assert "next" in answers.simple(endless, endless)["properties"]
 
 
+@pytest.mark.parametrize("properties", [None, [], "x"])
+def test_a_tool_whose_properties_are_no_object_has_no_parameters(properties):
+    (tool,) = answers.schemas(
+        [{"name": "f", "inputSchema": {"properties": properties, "required": None}}], ()
+    )
+    assert tool["function"]["parameters"] == {"type": "object", "properties": {}, "required": []}
+
+
+def test_references_that_repeat_do_not_make_a_schema_grow_without_end():
+    node = {"type": "object", "properties": {name: {"$ref": "#/$defs/N"} for name in "abcd"}}
+    found = answers.simple({"properties": {"one": {"$ref": "#/$defs/N"}}}, {"$defs": {"N": node}})
+    assert found["properties"]["one"] == {"type": "object", "properties": {name: {} for name in "abcd"}}
+    doubling = {
+        f"N{n}": {"properties": {name: {"$ref": f"#/$defs/N{n + 1}"} for name in "abcdef"}} for n in range(9)
+    }
+    found = answers.simple({"$ref": "#/$defs/N0"}, {"$defs": doubling})
+    assert json.dumps(found).count(":") <= 2 * answers.MAX_PARTS
+
+
 @pytest.mark.parametrize(
     "result, text, error",
     [
@@ -247,6 +276,12 @@ def test_references_and_lists_of_types_become_one_type_each():
 def test_results_become_observations(result, text, error):
     found = answers.observation(result)
     assert (found.text, found.error) == (text, error)
+
+
+def test_an_error_that_is_too_long_to_read_is_still_an_error():
+    said = json.dumps({"error": "x" * (answers.MAX_SAID + 1)})
+    found = answers.observation({"content": [{"type": "text", "text": said}]})
+    assert found.error and len(found.text) == answers.MAX_SAID
 
 
 def test_junk_arguments_never_reach_the_server(settings):
@@ -314,6 +349,25 @@ def test_json_counts_by_its_values_and_other_files_by_their_bytes(tmp_path):
     assert list(state.content(str(tmp_path / "a"), ["*.json", "c.*"])) == ["b.jsonl"]
 
 
+def test_what_takes_too_much_to_read_counts_by_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "MAX_VALUES", 100)
+    monkeypatch.setattr(state, "MAX_PARSED", 100_000)
+    (tmp_path / "list.json").write_text(json.dumps([0] * 200))
+    (tmp_path / "long.json").write_text(json.dumps("x" * 100_000))
+    (tmp_path / "a.json").write_text("[1.0]")
+    rows(tmp_path / "s.db", "CREATE TABLE t (x)", "INSERT INTO t VALUES (1)" + ", (1)" * 60)
+    rows(tmp_path / "one.db", "CREATE TABLE t (x)", "INSERT INTO t VALUES (1)")
+    found = state.content(str(tmp_path))
+    assert state.too_large(found) == {"list.json", "long.json", "s.db"}
+    assert state.content(str(tmp_path)) == found
+    rows(tmp_path / "s.db", "UPDATE t SET x = 2")
+    (tmp_path / "a.json").write_text("[1]")
+    changed = state.content(str(tmp_path))
+    assert {name for name in found if found[name] != changed[name]} == {"s.db"}
+    monkeypatch.setattr(state, "MAX_BYTES", 10)
+    assert state.content(str(tmp_path))["list.json"] == "too large, 600 bytes"
+
+
 def test_links_folders_and_the_path_of_the_world_itself(tmp_path):
     for name in "ab":
         world = tmp_path / name
@@ -373,6 +427,30 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
     assert seen.error and outcome.success
 
 
+@pytest.mark.parametrize(
+    "fault, why",
+    [("nests_json", "state_too_large"), ("zeros", "state_differs"), ("odd_name", "state_differs")],
+)
+def test_a_folder_that_a_call_made_unreadable_fails_the_rollout(settings, fault, why):
+    left = task(settings, (RESTOCK,), command=f"{SERVER} {fault}")
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        env_ids = pool.reset([left])
+        ((seen,),) = pool.step(env_ids, [[FAULT]])
+        pool.end_turn(env_ids)
+        (outcome,) = pool.score(env_ids)
+        assert (seen.text, seen.error, pool.restarts) == ("nothing", False, 0)
+        assert (outcome.valid, outcome.reward, outcome.reason) == (True, 0.0, why)
+
+
+def test_reference_calls_that_leave_what_cannot_be_compared_are_our_fault(settings):
+    left = task(settings, (FAULT,), command=f"{SERVER} nests_json")
+    with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
+        env_ids = pool.reset([left])
+        pool.end_turn(env_ids)
+        (outcome,) = pool.score(env_ids)
+    assert not outcome.valid and "makes 'deep.json' too large to compare" in outcome.reason
+
+
 # --- Servers that misbehave -----------------------------------------------------------------------
 
 
@@ -386,6 +464,7 @@ def test_errors_of_the_reference_are_no_answers_to_give(settings):
         ("sends_much", "sent more than 8 MiB at once"),
         ("stops", "gave no answer within 2 s"),
         ("nests", "has made a folder that holds a path of more than 1000 characters"),
+        ("forks_behind", "runs .* processes, and 64 are allowed"),
         ("forks", "runs .* processes, and 64 are allowed"),
         ("fills", "has made a folder that holds more than 32 MiB"),
     ],
@@ -454,6 +533,20 @@ def test_nothing_is_written_outside_the_world(settings, tmp_path):
     assert seen.text == '{"error": "Permission denied"}' and not (tmp_path / "mark").exists()
 
 
+@pytest.mark.skipif(not lockdown.guards_files(), reason="this kernel has no Landlock")
+def test_a_server_has_no_capabilities_and_reads_no_variables_of_its_worker(settings):
+    command = f"PID={os.getpid()} {SERVER} reads_environ"
+    _, (seen,) = play(task(settings, (), command=command), [FAULT])
+    bounds = "0" * 16 if os.geteuid() == 0 else ".*"  # another user cannot lower that bound, nor use it
+    assert re.search(f"Permission denied .'{'0' * 16}', '{bounds}'", seen.text)
+
+
+def test_a_server_leaves_nothing_in_the_kernel_and_changes_no_other_process(settings):
+    command = f"PID={os.getpid()} {SERVER} disturbs"
+    _, (seen,) = play(task(settings, (), command=command), [FAULT])
+    assert seen.text == str(["Operation not permitted"] * 7)
+
+
 @pytest.mark.parametrize(
     "network, said", [(False, '{"error": "Operation not permitted"}'), (True, "connected")]
 )
@@ -490,6 +583,28 @@ def test_a_server_that_somebody_kills_is_built_anew(settings):
     world.end_turn()
     assert world.score().success
     world.close()
+
+
+def test_a_world_that_is_closed_twice_costs_no_other(settings):
+    closed, other = (worlds.World(Spec.of(settings)) for _ in range(2))
+    for _ in range(2):
+        closed.close()
+    servers.launcher().end(closed._pid)  # by now another process may have this number
+    other.begin()
+    assert other.call("count", {"item": "tea"}).text == "3"
+    other.close()
+    assert not os.path.exists(closed.folder) and not os.path.exists(other.folder)
+
+
+def test_a_launcher_that_fails_leaves_nothing_behind(settings, monkeypatch):
+    monkeypatch.setattr(servers, "launcher", functools.cache(servers.Launcher))
+    monkeypatch.setattr(worlds, "launcher", servers.launcher)
+    world = worlds.World(Spec.of({**settings, "command": f"{SERVER} leaves_processes"}))
+    world.begin()
+    child = int(world.call("fault", {}).text)
+    with pytest.raises(ValueError):
+        servers.launcher()._ask({"no": "request"}, [])
+    assert _gone(world._pid) and _gone(child) and _eventually(lambda: not os.path.exists(world.folder))
 
 
 def test_a_server_that_no_longer_starts_costs_its_rollouts_and_not_the_run(settings, tmp_path):
@@ -606,6 +721,7 @@ def test_a_server_is_reused_where_it_may_be(splits):
     world.call("restock", {"item": "tea", "pieces": 4})
     Path(world.home, "cache").write_text("x")
     shelf.give(world)
+    assert world.state() == {} and os.listdir(world.home) == []  # another world's server may look there
     again = shelf.take(b)
     assert again is world and os.listdir(world.home) == []
     again.begin()
@@ -615,6 +731,49 @@ def test_a_server_is_reused_where_it_may_be(splits):
     other.close()
     shelf.give(again)
     assert shelf.take(dataclasses.replace(b, ignore=("x",))) is not again
+
+
+@pytest.mark.parametrize("name", ["stock.json", "sub"])
+def test_links_that_a_reused_server_plants_meanwhile_lead_nowhere(settings, tmp_path, monkeypatch, name):
+    (tmp_path / "shop" / "sub").mkdir()
+    (tmp_path / "shop" / "sub" / "file").write_text("of the template")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("precious")
+    targets = {"stock.json": tmp_path / "outside" / "file", "sub": tmp_path / "outside"}
+    shelf, spec = Spares(), Spec.of({**settings, "reuse_server": True})
+    world = shelf.take(spec)
+    world.begin()
+    shelf.give(world)
+    monkeypatch.setattr(world, "empty", lambda: os.symlink(targets[name], os.path.join(world.folder, name)))
+    other = shelf.take(spec)
+    assert other is not world and other.state() == templates.content(tmp_path / "shop")
+    assert (tmp_path / "outside" / "file").read_text() == "precious"
+    other.close()
+
+
+def test_a_world_is_a_copy_of_its_template_with_modes_and_times(settings):
+    folder = Path(settings["template"], "sub")
+    folder.mkdir()
+    (folder / "tool").write_text("x")
+    (folder / "tool").chmod(0o750)
+    (folder / "link").symlink_to("tool")
+    for path in (folder / "tool", folder):
+        os.utime(path, (1, 2))
+    world = mcp.make()
+    world.reset(scenario(settings))
+    copies = [Path(world._world.folder, "sub", name) for name in ("", "tool")]
+    assert [oct(path.stat().st_mode & 0o777) for path in copies] == [
+        oct(folder.stat().st_mode & 0o777),
+        "0o750",
+    ]
+    assert [path.stat().st_mtime for path in copies] == [2, 2]
+    assert os.readlink(copies[0] / "link") == "tool"
+    world.close()
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(
+        ValueError, match="cannot be copied: .*pipe is neither a file nor a folder nor a link"
+    ):
+        world.reset(scenario(settings))
 
 
 @pytest.mark.parametrize("fault", ["silent", "dies", "leaves_processes"])
@@ -636,6 +795,27 @@ def test_rollouts_with_a_reused_server_are_those_with_a_fresh_one(settings):
     for _ in range(3):
         outcome, seen = play(asked, [RESTOCK], [COUNT])
         assert outcome.success and [o.text for o in seen] == ["done", "5"]
+
+
+def test_folders_that_are_shut_or_too_deep_are_deleted_too(tmp_path):
+    (tmp_path / "outside").mkdir(mode=0o500)
+    code = """
+import os, sys
+from coevolve_jax.envs import lockdown
+from coevolve_jax.envs.mcp import launcher
+folder = sys.argv[1]
+lockdown.confine([folder], network=False)  # root, too, then has to heed modes
+os.makedirs(f"{folder}/world/shut/inner")
+os.chdir(f"{folder}/world")
+os.symlink("../outside", "link")
+os.chmod("shut", 0)
+for _ in range(1200):
+    os.mkdir("d")
+    os.chdir("d")
+launcher.delete(f"{folder}/world")
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=ROOT)
+    assert os.listdir(tmp_path) == ["outside"] and (tmp_path / "outside").stat().st_mode & 0o777 == 0o500
 
 
 def test_a_folder_that_cannot_be_read_is_a_state_too(tmp_path):

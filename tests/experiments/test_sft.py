@@ -42,6 +42,7 @@ def whole(tmp_path_factory, quick):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("warm start: 9 demonstrations, 4 steps, held-out loss 0.0")
     assert " -> " in done.stdout and "success" in done.stdout
+    assert "loss of its own, not config.learner.learning_rate." in done.stderr
     assert "12 of 12 tasks give a demonstration; 3 of them are held out." in done.stderr
     return workdir
 

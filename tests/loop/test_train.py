@@ -299,6 +299,13 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
     assert "vocab" in done.stderr and not (tmp_path / "run").exists()
 
 
+def test_conversations_longer_than_the_models_context_are_refused(tmp_path, quick):
+    long = {"rollout.max_length": 9000, "learner.pack_length": 9000}
+    done = forked.run(command(tmp_path / "run", **long), quick)
+    assert done.returncode != 0 and "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+    assert "config.rollout.max_length is 9000, and models/tiny_qwen3 reads 8192 tokens" in done.stderr
+
+
 def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, quick):
     """A checkpoint precedes it: the first rate is 1e-5, and every later one final_rate times as much."""
     workdir = tmp_path / "run"

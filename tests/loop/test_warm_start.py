@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+from collections import Counter
 
 import jax
 import numpy as np
@@ -14,9 +16,9 @@ from coevolve_jax.comparison.cells import prepare
 from coevolve_jax.comparison.plan import Cell, start_config
 from coevolve_jax.loop import supervised
 from coevolve_jax.loop import warm_start as warm_start_module
-from coevolve_jax.loop.demonstrations import demonstrate
+from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate
 from coevolve_jax.loop.supervised import Supervised
-from coevolve_jax.loop.warm_start import warm_start
+from coevolve_jax.loop.warm_start import notes, warm_start
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.records import checkpoint
@@ -25,6 +27,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
 from tests.loop.test_train import comparable
+from tests.rollout.test_chat import CHATML
 from tests.strategies.test_strategies import rows, settings
 
 pytestmark = pytest.mark.slow
@@ -123,6 +126,21 @@ def test_only_the_messages_of_the_policy_are_learned(shown, policy):
         assert said.count("<|im_end|>") == len(task.calls) + len(task.turns)
         assert said.count("Done.<|im_end|>") == len(task.turns)
         assert "<tool_response>" not in said and not any(turn.query in said for turn in task.turns)
+
+
+def test_where_the_prompt_opens_a_thought_every_message_closes_it(whole, tmp_path):
+    shutil.copytree(settings("static").model, tmp_path / "model")
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"))
+    policy, tasks = build.policy(tmp_path / "model"), list(TaskPool.read(whole / "tasks.jsonl"))[:3]
+    config = asked(more={"rollout.max_length": 1024, "learner.pack_length": 1024})
+    with build.env_pool(config) as env_pool:
+        found = demonstrate(config, policy, env_pool, tasks)
+    assert len(found.tasks) == 3
+    for task, t in zip(found.tasks, found.trajectories):
+        said = policy.chat.decode(t.ids[t.mask])
+        assert said.count("\n</think>\n\n") == len(task.calls) + len(task.turns) == said.count("<|im_end|>")
+        assert said.count("</think>\n\nDone.<|im_end|>") == len(task.turns)
 
 
 def test_what_is_not_solved_is_left_out_and_counted(whole, policy):
@@ -249,6 +267,34 @@ def test_killed_and_asked_to_end_it_goes_on_to_the_same_bits(whole, tmp_path, mo
     assert untimed(folder) == untimed(whole)
 
 
+def test_no_warm_start_goes_on_from_the_checkpoints_of_another(tmp_path, monkeypatch):
+    of = lambda rate: asked(
+        steps=2, eval_every=1, checkpoint_every=1, learning_rate=rate,
+        more={"checkpoint.folder": str(tmp_path / "checkpoints")},
+    )  # fmt: skip
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Supervised, "_update", dying_at(1))
+        warm_start(of(3e-4), tmp_path / "one")
+    with pytest.raises(ValueError, match="checkpoint of another warm start.*name another config.checkpoint"):
+        warm_start(of(1e-6), tmp_path / "other")
+    assert warm_start(of(3e-4), tmp_path / "one")["steps"] == 2
+
+
+def test_a_demonstration_that_is_lost_on_resume_leaves_the_others_on_their_side(shown):
+    def sides(kept):
+        found = Demonstrations(kept, [], Counter())
+        parts = warm_start_module._split(asked(), shown.tasks, found)
+        return [{kept[i].id for i in part} for part in parts]
+
+    held_out, trained = sides(shown.tasks)
+    assert (len(held_out), len(trained)) == (3, 9)
+    for lost in shown.tasks:
+        kept = [task for task in shown.tasks if task != lost]
+        assert sides(kept) == [held_out - {lost.id}, trained - {lost.id}]
+    with pytest.raises(ValueError, match=r"too little to learn from: 9 of 9 .* and it holds 0 out"):
+        sides([task for task in shown.tasks if task.id in trained])
+
+
 def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
     more = {"learner.lora_rank": 2}
     config = asked(more=more, steps=2, eval_every=1, checkpoint_every=1)
@@ -287,6 +333,8 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
     refused("config.warm_start.steps is 0: give the number of updates", steps=0)
     refused("config.warm_start.source is .*nowhere.* no file", source=str(tmp_path / "nowhere"))
     refused("eval_tasks is 2: it must be 0 where config.warm_start.held_out is 0", held_out=0.0, eval_tasks=2)
+    long = {"rollout.max_length": 9000, "learner.pack_length": 9000}
+    refused("max_length is 9000, and .* reads 8192 tokens .*: lower it", more=long)
     made = rows(whole, "tasks.jsonl")
     (tmp_path / "other.jsonl").write_text(json.dumps({**made[0], "environment": "tau2"}) + "\n")
     refused("belongs to the environment 'tau2'", source=str(tmp_path / "other.jsonl"))
@@ -300,6 +348,19 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     why = r"too little to learn from: 0 of 12 tasks give a demonstration \(others: token_limit 12\)"
     refused(why, source=str(tmp_path / "long.jsonl"))
+
+
+def test_the_user_is_told_what_has_no_effect_and_what_is_replaced(tmp_path):
+    model = shutil.copytree(settings("static").model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(CHATML)
+    plain = asked(held_out=0.0, patience=9, more={"model": str(model), "learner.learning_rate": 1e-6})
+    told = " ".join(notes(plain))
+    assert "config.warm_start.patience = 9 has no effect" in told and "has no chat template with tools" in told
+    assert "of its own" not in told
+    more = {"learner.learning_rate": 0.5, "learner.schedule": "cosine", "learner.decay_steps": 9}
+    own = "a schedule and a loss of its own, not config.learner.{}."
+    named = "decay_steps, config.learner.learning_rate, config.learner.schedule"
+    assert own.format(named) in notes(configs.override(plain, more))[-1]
 
 
 def test_a_mistyped_source_leaves_the_workdir_free(whole, tmp_path):

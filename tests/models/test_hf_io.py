@@ -341,6 +341,13 @@ def test_all_wrong_tensors_are_listed_at_once(folder):
     assert text.count(";") == 2
 
 
+def test_the_frequencies_of_old_folders_are_passed_over(folder, params):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    assert_equal_trees(hf_io.load(folder)[1], params)
+
+
 def test_a_tied_model_may_repeat_its_embedding(folder, params):
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
@@ -369,6 +376,10 @@ def test_a_folder_that_is_no_model(tmp_path, folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="holds neither model.safetensors nor"):
         hf_io.load(folder)
+    for index in ("{", "[]", '{"metadata": {}}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'):
+        (folder / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(ValueError, match="model.safetensors.index.json is no index .*; restore the chec"):
+            hf_io.load(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match="config.json is not valid JSON"):
         hf_io.load(folder)

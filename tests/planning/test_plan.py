@@ -1,5 +1,6 @@
 """The plan of an update's memory against published sizes, shards and the compiler's own account."""
 
+import dataclasses
 import math
 import os
 import re
@@ -20,6 +21,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.models.paged import PAGE, init_pages
+from coevolve_jax.models.rope_scaling import Yarn
 from coevolve_jax.planning import plan
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
@@ -292,6 +294,21 @@ def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
         ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"
     ):
         plan.check_fits(config, model, fsdp(2), room)
+
+
+@pytest.mark.parametrize("longest", ["rollout", "evaluation", "explorer"])
+def test_a_conversation_longer_than_the_models_context_is_refused(configs, longest):
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=policy")
+    model = plan.load_model(config.model)
+    config[longest].max_length = most = model.max_position_embeddings
+    plan.check_context(config, model)
+    config[longest].max_length += 1
+    told = f"config.{longest}.max_length is {most + 1}, and models/tiny_qwen3 reads {most} tokens .*: lower it"
+    with pytest.raises(ValueError, match=rf"{told}\.$"):
+        plan.check_context(config, model)
+    scaled = dataclasses.replace(model, rope_scaling=Yarn(4.0, most))
+    with pytest.raises(ValueError, match=f"{told}, or raise that number"):
+        plan.check_context(config, scaled)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -209,6 +209,8 @@ def test_the_end_of_a_turn_is_the_templates(chat):
     expected = [end, "<|eom_id|>"] if end == "<|eot_id|>" else [end]
     assert chat._tokenizer.convert_ids_to_tokens(chat.stop_ids) == expected
     assert chat.message([])[-1] == chat.stop_ids[0] and chat.stop_ids[0] not in chat.message(CALLS)[:-1]
+    torn = chat.decode(chat.message([Call("echo", {"content": "a\ud83db"})]))
+    assert "a\ufffdb" in torn  # a lone surrogate
     for stop in chat.stop_ids:
         assert [p.call for p in chat.parse([*chat.message(CALLS)[:-1], stop])] == CALLS
 

@@ -5,10 +5,13 @@
 FAULT is a way to misbehave: at the start, in the list of tools, or in the tool `fault` alone.
 """
 
+import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -96,9 +99,46 @@ def misbehave():
             open(os.environ["MARK"], "w")
         except OSError as error:
             return said(f"{error.strerror}", error=True)
+    if fault == "reads_environ":
+        powers = [
+            line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd"))
+        ]
+        try:
+            open(f"/proc/{os.environ['PID']}/environ").read()
+        except OSError as error:
+            return said(f"{error.strerror} {powers}", error=True)
+    if fault == "disturbs":
+        libc, other = ctypes.CDLL(None, use_errno=True), int(os.environ["PID"])
+        resource.prlimit(0, resource.RLIMIT_NOFILE)
+        os.setpriority(os.PRIO_PROCESS, 0, 5)
+        attempts = (
+            lambda: libc.shmget(0x7E57C, 4096, 0o1600),
+            lambda: libc.msgget(0x7E57C, 0o1600),
+            lambda: libc.semget(0x7E57C, 1, 0o1600),
+            lambda: libc.mq_open(b"/coevolve", os.O_CREAT | os.O_RDWR, 0o600, None),
+            lambda: libc.prlimit(other, resource.RLIMIT_NOFILE, None, None),
+            lambda: libc.setpriority(os.PRIO_PROCESS, other, 5),
+            lambda: libc.setpriority(os.PRIO_USER, 0, 5),
+        )
+        return said(str([attempt() == -1 and os.strerror(ctypes.get_errno()) for attempt in attempts]))
+    if fault == "forks_behind":
+        for _ in range(70):
+            if not os.fork():
+                time.sleep(600)
+        return said("nothing")
     if fault == "fills":
         for n in range(100):
             open(os.path.join(world, f"{n}.bin"), "wb").write(b"x" * 2**20)
+    if fault == "nests_json":
+        open(os.path.join(world, "deep.json"), "w").write("[" * 700 + "]" * 700)
+    if fault in ("zeros", "odd_name"):
+        database = sqlite3.connect(
+            os.path.join(os.fsencode(world), b"\xff.db" if fault == "odd_name" else b"z.db")
+        )
+        database.execute("CREATE TABLE t (x, zeros AS (zeroblob(900000000)))")
+        with database:
+            database.execute("INSERT INTO t VALUES (1)")
+        database.close()
     if fault == "remembers":
         TOOLS.append({})
         return said(f"called {len(TOOLS)} times")

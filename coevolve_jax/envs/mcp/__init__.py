@@ -47,13 +47,7 @@ def tasks(split: str, settings: Mapping[str, Any]) -> list[Task]:
 
 
 def _turn(told: Mapping[str, Any]) -> Turn:
-    try:
-        return Turn(told["query"], tuple(Call(call["name"], call["arguments"]) for call in told["calls"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"A task of coevolve.json cannot be used ({error!r}): each turn has a query, and calls with a "
-            "name and arguments."
-        ) from None
+    return Turn(told["query"], tuple(Call(call["name"], call["arguments"]) for call in told["calls"]))
 
 
 def tools(task: Task) -> list[dict]:

@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.envs.base import canonical
@@ -17,6 +17,7 @@ MAX_TOOLS = 128
 MAX_SAID = 1 << 16  # characters of an answer
 MAX_DESCRIPTION = 4000  # characters, of a tool or a parameter
 MAX_DEPTH = 16  # levels of a schema
+MAX_PARTS = 2000  # of a schema, those that references repeat included
 # Many servers report errors in an ordinary answer: "Error: ...", "Database error: ...".
 _ERROR = re.compile(r"(\w+ )?error\b\s*[:(]", re.IGNORECASE)
 
@@ -69,31 +70,42 @@ def _function(tool: Mapping) -> dict:
     }
 
 
-def simple(schema: Any, root: Mapping, depth: int = 0) -> dict:
+def simple(schema: Any, root: Mapping) -> dict:
     """Returns a JSON schema in the words that models know: one type each, no references, no titles.
 
-    Of several types the first that is not null counts. root: the schema that references point into.
+    Of several types the first that is not null counts. root: the schema that references point into. One that
+    refers to itself, and what is too deep or too much, becomes {}.
     """
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    return _simple(schema, root, (), iter(range(MAX_PARTS)))
+
+
+def _simple(
+    schema: Any, root: Mapping, within: tuple[str, ...], parts: Iterator[int], depth: int = 0
+) -> dict:
+    """Does the work of `simple`. within: the references that lead here. parts: as many as may still come."""
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH or next(parts, None) is None:
         return {}
+    inner = lambda part, *more: _simple(part, root, (*within, *more), parts, depth + 1)
     if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
         target: Any = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
-        return {**simple(target, root, depth + 1), **simple(_without(schema, "$ref"), root, depth + 1)}
+        pointed = {} if reference in within else inner(target, reference)
+        return {**pointed, **inner(_without(schema, "$ref"))}
     for several in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(several), list):
             some = [option for option in options if option != {"type": "null"}]
             kept = some[0] if some else {}
-            return {**simple(kept, root, depth + 1), **simple(_without(schema, several), root, depth + 1)}
+            return {**inner(kept), **inner(_without(schema, several))}
     found = {}
     for key, value in schema.items():
         if key == "type" and isinstance(value, list):
             value = next((one for one in value if one != "null"), "string")
-        elif key == "properties" and isinstance(value, Mapping):
-            value = {str(name): simple(part, root, depth + 1) for name, part in value.items()}
+        elif key == "properties":
+            some = value if isinstance(value, Mapping) else {}
+            value = {str(name): inner(part) for name, part in some.items()}
         elif key == "items":
-            value = simple(value, root, depth + 1)
+            value = inner(value)
         elif key == "required":
             value = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
         elif key == "description":
@@ -120,8 +132,7 @@ def observation(result: Mapping[str, Any]) -> Observation:
     said = "\n".join(parts)
     if result.get("isError") is True:
         return error(said)
-    said = said[:MAX_SAID]
-    return Observation(said, error=bool(_ERROR.match(said)) or _has_error(said))
+    return Observation(said[:MAX_SAID], error=bool(_ERROR.match(said)) or _has_error(said))
 
 
 def error(said: str) -> Observation:

@@ -13,6 +13,7 @@ from coevolve_jax.envs.mcp import answers
 from coevolve_jax.envs.mcp.client import Failed
 from coevolve_jax.envs.mcp.spares import spares
 from coevolve_jax.envs.mcp.spec import Spec
+from coevolve_jax.envs.mcp.state import too_large
 from coevolve_jax.envs.mcp.world import World, listed
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
@@ -83,8 +84,9 @@ class Environment:
         """Returns why the turn fails, "" where it passes."""
         calls = json.dumps([[call.to_json() for call in each.calls] for each in self._task.turns])
         state, told = references(self._spec, calls)[self._turns.ended]
-        if self.fingerprint() != state:
-            return "state_differs"
+        found = self.state()
+        if digest(found) != state:
+            return "state_too_large" if too_large(found) else "state_differs"
         return "" if told <= self._told else "answer_missing"
 
     def score(self) -> Outcome:
@@ -121,22 +123,27 @@ def references(spec: Spec, calls: str) -> list[tuple[str, frozenset[str]]]:
     """Plays reference calls in a world of their own, once for all rollouts of a task.
 
     calls: calls[turn][n] as JSON text. Returns for each turn the fingerprint after it, and the answers of its
-    calls that gave no error and changed nothing. Broken where the server is lost on the way.
+    calls that gave no error and changed nothing. Broken where the server is lost on the way, or leaves more
+    than can be read.
     """
     world = begun(spec)
     try:
-        found, before = [], digest(world.state())
+        content = world.state()
+        found, before, known = [], digest(content), too_large(content)
         for turn in json.loads(calls):
             told = set()
             for call in turn:
                 observation = world.call(call["name"], call["arguments"])
-                after = digest(world.state())
+                content = world.state()
+                if made := too_large(content) - known:
+                    raise Failed(f"makes {min(made)!r} too large to compare")
+                after = digest(content)
                 if after == before and not observation.error:
                     told.add(observation.text)
                 before = after
             found.append((before, frozenset(told)))
     except Failed as failed:
-        world.close()
         raise Broken(f"the server {failed} in the reference calls") from None
-    spares().give(world)
+    finally:
+        spares().give(world)
     return found

@@ -30,13 +30,22 @@ MESSAGE = 1 << 17  # bytes of a request
 
 
 def launch(folder: str) -> None:
-    """Serves requests until nobody is left to make any. folder: deleted at the end."""
-    requests = socket.socket(fileno=os.dup(0))
+    """Serves requests until nobody is left to make any. folder: deleted at the end, whatever happens."""
     running: set[int] = set()
+    try:
+        _serve(socket.socket(fileno=os.dup(0)), running)
+    finally:
+        for pid in running:
+            _end(pid)
+        delete(folder)
+
+
+def _serve(requests: socket.socket, running: set[int]) -> None:
+    """Answers requests until there are no more. running: gets the process ids of the servers."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MESSAGE, 3)
         if not message:
-            break
+            return
         asked = json.loads(message)
         if "start" in asked:
             pid = os.fork()
@@ -47,20 +56,20 @@ def launch(folder: str) -> None:
             running.add(pid)
             answer = pid
         else:
-            answer = _end(asked["end"])
-            running.discard(asked["end"])
+            answer = None
+            if asked["end"] in running:  # a process id may be another process's by now
+                _end(asked["end"])
+                running.discard(asked["end"])
         requests.send(json.dumps(answer).encode())
-    for pid in running:
-        _end(pid)
-    delete(folder)
 
 
 def delete(folder: str) -> None:
     """Deletes a folder that may hold anything, as far as it can be deleted."""
-    try:
+    with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # rm does not call itself
-        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+    if os.path.lexists(folder):  # too deep for functions that call themselves, or shut by its mode
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def _end(pid: int) -> None:
@@ -94,7 +103,8 @@ def _become(server: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
         os.execve(server["argv"][0], server["argv"], server["env"])
     except BaseException as error:
         os.write(2, f"{server['argv'][0]} cannot be started: {error}\n".encode())
-    os._exit(127)
+    finally:
+        os._exit(127)
 
 
 if __name__ == "__main__":

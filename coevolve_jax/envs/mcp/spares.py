@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict, deque
 
@@ -40,7 +41,7 @@ class Spares:
 
     def give(self, world: World) -> None:
         """Takes a world that is needed no more: its server is reused, if it may be, or ends."""
-        if not world.spec.reuse_server or not world.can_be_restored:
+        if not world.spec.reuse_server or not world.can_be_restored or not _emptied(world):
             world.close()
             return
         kind = world.spec.kind
@@ -59,11 +60,18 @@ class Spares:
                 del alike[oldest], self._waiting[oldest]
 
 
+def _emptied(world: World) -> bool:
+    with contextlib.suppress(OSError, RecursionError):
+        world.empty()
+        return True
+    return False
+
+
 def _restored(world: World, spec: Spec) -> World:
     try:
         world.restore(spec)
         return world
-    except (OSError, RecursionError):  # its files cannot be deleted
+    except (OSError, RecursionError):
         world.close()
         return World(spec)
 

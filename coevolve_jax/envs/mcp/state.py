@@ -2,6 +2,7 @@
 
 A SQLite database counts by the rows of its tables, in any order; a JSON file by its values; git's index by
 its entries; every other file by its bytes. The path of the folder itself reads as /world in all of them.
+Agents write these files, so reading them has a budget. A file beyond it counts by its bytes as they are.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
 import struct
+import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.envs.base import canonical
@@ -22,9 +25,15 @@ from coevolve_jax.envs.mcp.spec import SHOWN
 
 SQLITE = b"SQLite format 3\0"
 BESIDE = ("-wal", "-shm", "-journal")  # endings of the files that SQLite keeps beside a database
-LOCKED = 5.0  # seconds to wait for a database that its server has locked
+LOCKED = 5.0  # seconds to wait for the databases that their server has locked
 MAX_FILES = 20_000
 MAX_PATH = 1000  # characters
+# What reading a folder may cost; no bound depends on the machine's speed.
+MAX_BYTES = 1 << 29
+MAX_PARSED = 1 << 25  # bytes of the files that count by rows, values or entries; and text of rows
+MAX_VALUES = 400_000  # of rows and JSON files
+MAX_STEPS = 20_000_000  # of SQLite's machine, for one database
+TOO_LARGE = "too large"
 
 
 class TooLarge(Exception):
@@ -47,24 +56,47 @@ def size(folder: str, most: float) -> None:
             raise TooLarge(f"holds a path of more than {MAX_PATH} characters")
 
 
+class _Budget:
+    """What it may still cost to read a folder."""
+
+    def __init__(self):
+        self.bytes, self.parsed, self.text, self.values = MAX_BYTES, MAX_PARSED, MAX_PARSED, MAX_VALUES
+        self.until = time.monotonic() + LOCKED
+
+    def spend(self, **cost: int) -> None:
+        """Raises TooLarge where less is left."""
+        for name, count in cost.items():
+            left = getattr(self, name) - count
+            if left < 0:
+                raise TooLarge(f"takes too many {name} to read")
+            setattr(self, name, left)
+
+
 def content(folder: str, ignore: Sequence[str] = ()) -> dict[str, str]:
     """Returns a digest of each file of a folder by its path. Others get a word, such as "folder".
 
     ignore: patterns of paths that are left out.
     """
-    found = {}
+    found, budget = {}, _Budget()
     for parent, folders, files in os.walk(folder):
+        if len(found) > MAX_FILES:
+            return found | {".": TOO_LARGE}
         folders.sort()
-        names = [os.path.relpath(os.path.join(parent, name), folder) for name in (*folders, *files)]
+        names = [os.path.relpath(os.path.join(parent, name), folder) for name in (*folders, *sorted(files))]
         databases = {name for name in names if _is_database(os.path.join(folder, name))}
         for name in names:
             beside = any(name.endswith(end) and name.removesuffix(end) in databases for end in BESIDE)
             if not beside and not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
                 try:
-                    found[name] = _of(os.path.join(folder, name), folder, name in databases)
+                    found[name] = _of(os.path.join(folder, name), folder, name in databases, budget)
                 except OSError as error:
                     found[name] = f"unreadable: {error.strerror}"
     return found
+
+
+def too_large(found: Mapping[str, str]) -> set[str]:
+    """Returns the paths of a content that were beyond the budget."""
+    return {name for name, value in found.items() if value.startswith(TOO_LARGE)}
 
 
 def _is_database(path: str) -> bool:
@@ -75,44 +107,99 @@ def _is_database(path: str) -> bool:
     return False
 
 
-def _of(path: str, folder: str, database: bool) -> str:
+def _of(path: str, folder: str, database: bool, budget: _Budget) -> str:
     if os.path.islink(path):
         return f"-> {os.readlink(path).replace(folder, SHOWN)}"
     if os.path.isdir(path):
         return "folder"
     if not os.path.isfile(path):
         return "no file"
-    if database:
-        with contextlib.suppress(sqlite3.Error):
-            return _digest(_rows(path).replace(folder, SHOWN).encode())
+    with contextlib.suppress(TooLarge, RecursionError, MemoryError, ValueError):
+        if not database:
+            return _digest(_read(path, folder, budget))
+        try:
+            return _digest(_rows(path, budget).replace(folder, SHOWN).encode())
+        except sqlite3.Error:
+            return _digest_of_file(path, budget)
+    try:
+        return f"{TOO_LARGE}, sha256 {_digest_of_file(path, budget)}"
+    except TooLarge:
+        return f"{TOO_LARGE}, {os.path.getsize(path)} bytes"
+
+
+def _read(path: str, folder: str, budget: _Budget) -> bytes:
+    """Returns what counts of a file that is no database."""
+    size = os.path.getsize(path)
+    parsed = path.endswith((".json", ".jsonl", "/.git/index"))
+    budget.spend(parsed=size if parsed else 0, bytes=size)
     with open(path, "rb") as file:
-        data = file.read().replace(folder.encode(), SHOWN.encode())
+        data = file.read(size).replace(folder.encode(), SHOWN.encode())
     values = None
-    if path.endswith((".json", ".jsonl")):
-        values = _values(data)
-    elif path.endswith("/.git/index"):
+    if path.endswith("/.git/index"):
         values = _entries(data)
-    return _digest(data if values is None else canonical(values).encode())
+    elif parsed:
+        budget.spend(values=sum(map(data.count, (b"[", b"{", b",", b"\n"))))
+        values = _values(data)
+    return data if values is None else canonical(values).encode()
+
+
+def _digest_of_file(path: str, budget: _Budget) -> str:
+    """Digests the bytes of a file as they are, and those of SQLite's log beside it."""
+    digest = hashlib.sha256()
+    for part in _with_log(path):
+        budget.spend(bytes=os.path.getsize(part))
+        with open(part, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _with_log(path: str) -> list[str]:
+    log = f"{path}{BESIDE[0]}"
+    return [path, log] if os.path.isfile(log) and not os.path.islink(log) else [path]
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _rows(path: str) -> str:
-    """Returns the schema and the rows of a database as text. sqlite3.Error where it is damaged."""
-    uri = f"file:{urllib.parse.quote(path)}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=LOCKED)) as database:
+def _rows(path: str, budget: _Budget) -> str:
+    """Returns the schema and the rows of a database as text. sqlite3.Error where it is damaged.
+
+    Columns that SQLite computes at each reading are left out: the schema has their formulas.
+    """
+    size = sum(map(os.path.getsize, _with_log(path)))
+    budget.spend(parsed=size, bytes=size)
+    uri = f"file:{urllib.parse.quote(os.fsencode(path))}?mode=ro"
+    wait = max(0.0, budget.until - time.monotonic())
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=wait)) as database:
         database.text_factory = lambda data: data.decode(errors="surrogateescape")
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_PARSED)
+        stretch, taken = 10_000, itertools.count()
+        database.set_progress_handler(lambda: next(taken) * stretch > MAX_STEPS, stretch)
         database.execute("PRAGMA trusted_schema = OFF")
         found = []
-        schema = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-        for kind, name, sql in sorted(database.execute(schema), key=str):
-            found.append(canonical([kind, name, sql]))
+        own = "name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+        schema = f"SELECT type, CAST(name AS TEXT), sql FROM sqlite_master WHERE {own}"
+        for kind, name, sql in sorted(_read_rows(database, schema, budget), key=str):
+            found.append(_row([kind, name, sql]))
             if kind == "table":
-                quoted = name.replace('"', '""')
-                found += sorted(map(_row, database.execute(f'SELECT * FROM "{quoted}"')))
+                quoted = _quoted(name)
+                columns = database.execute(f"PRAGMA table_xinfo({quoted})")
+                stored = ", ".join(_quoted(column) for _, column, *_, hidden in columns if hidden in (0, 3))
+                rows = _read_rows(database, f"SELECT {stored} FROM {quoted}", budget)
+                found += sorted(map(_row, rows))
     return "\n".join(found)
+
+
+def _read_rows(database: sqlite3.Connection, query: str, budget: _Budget) -> Iterator[tuple]:
+    for row in database.execute(query):
+        length = sum(len(value) for value in row if isinstance(value, str | bytes))
+        budget.spend(values=1 + len(row), text=length)
+        yield row
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _row(row: Sequence[Any]) -> str:

@@ -71,6 +71,26 @@ def content(template: Path) -> dict[str, str]:
     return {name: value for name, value in state.content(str(template)).items() if name != OWN}
 
 
+def _is_task(told: Any) -> bool:
+    """Says whether an entry of coevolve.json's tasks is one turn, or has a list of turns."""
+    if not isinstance(told, dict):
+        return False
+    turns = told.get("turns", [told])
+    return isinstance(turns, list) and bool(turns) and all(map(_is_turn, turns))
+
+
+def _is_turn(told: Any) -> bool:
+    if not isinstance(told, dict) or not isinstance(told.get("query"), str):
+        return False
+    calls = told.get("calls")
+    return isinstance(calls, list) and all(
+        isinstance(call, dict)
+        and isinstance(call.get("name"), str)
+        and isinstance(call.get("arguments"), dict)
+        for call in calls
+    )
+
+
 def notes(template: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Reads coevolve.json of a template, and that of the folder of the splits, which counts for all.
 
@@ -87,6 +107,11 @@ def notes(template: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
             lists = all(isinstance(value, list) for value in values.values())
             if set(found) - {"values", "tasks"} or not lists or not isinstance(tasks, list):
                 raise ValueError("it may hold values, lists by parameter, and tasks, a list")
+            if wrong := [task for task in tasks if not _is_task(task)]:
+                raise ValueError(
+                    f"a task is {json.dumps(wrong[0])[:200]}, and each turn has a query, a text, and calls "
+                    "with a name and arguments by parameter"
+                )
         except (OSError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} cannot be used ({error}): mend it, or delete it.") from None
         merged["values"] |= values

@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from coevolve_jax.envs.mcp import answers, state
@@ -27,9 +28,14 @@ class World:
         """ValueError where the template or the program is not there."""
         self.spec, self._base = spec, launcher().folder()
         self.folder, self.home = (os.path.join(self._base, name) for name in ("world", "home"))
-        self.begun, self._lost = False, False  # begun: whether the server has started
-        os.mkdir(self.home)
-        self._copy()
+        self.begun, self._lost, self._closed = False, False, False  # begun: whether the server has started
+        for folder in (self.folder, self.home):
+            os.mkdir(folder)
+        try:
+            self._copy()
+        except OSError as error:
+            told = f"The template {spec.template} cannot be copied: {str(error)[:200]}."
+            raise ValueError(told) from None
         argv, variables = spec.words(self.folder)
         server = {
             "argv": argv,
@@ -53,29 +59,35 @@ class World:
             raise Failed(f"refuses to start: {refused}") from None
         self.begun, self._processes = True, _processes(self._pid)
 
-    def restore(self, spec: Spec) -> None:
-        """Makes this a fresh world of another template, or of the same one, with the server that runs."""
+    def empty(self) -> None:
+        """Deletes all files, so that no other world's server finds them. OSError where it cannot."""
         for folder in (self.folder, self.home):
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
                 else:
                     os.unlink(entry)
+
+    def restore(self, spec: Spec) -> None:
+        """Makes this a fresh world of another template, or of the same one, with the server that runs.
+
+        OSError where its files cannot be deleted, or where the server makes new ones meanwhile.
+        """
+        self.empty()
         self.spec = spec
         self._copy()
 
     @property
     def can_be_restored(self) -> bool:
         """Whether the server runs, and nothing that a call has started besides."""
-        return self.begun and not self._lost and _processes(self._pid) == self._processes
+        return self.begun and not self._lost and not self._closed and _processes(self._pid) == self._processes
 
     def _copy(self) -> None:
-        template = self.spec.template
-        own = lambda folder, names: [OWN] if folder == template else []
+        target = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            shutil.copytree(template, self.folder, symlinks=True, ignore=own, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
-            raise ValueError(f"The template {template} cannot be copied: {str(error)[:200]}.") from None
+            _copy(self.spec.template, target, {OWN})
+        finally:
+            os.close(target)
 
     def tools(self) -> list[dict]:
         """Returns the tools on offer as function schemas. Failed, or answers.Unfit, where there are none."""
@@ -89,7 +101,7 @@ class World:
         parameters = {"name": name, "arguments": self._located(dict(arguments))}
         try:
             result = self._client.request("tools/call", parameters)
-            self._check_size()
+            self._watch()
         except Refused as refused:
             return answers.error(self._shown(str(refused)))
         except Failed as failed:
@@ -103,6 +115,10 @@ class World:
         return state.content(self.folder, self.spec.ignore)
 
     def close(self) -> None:
+        """Ends the server and deletes the folder. Closing once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         launcher().end(self._pid)
         self._client.close()
         delete(self._base)
@@ -130,6 +146,37 @@ class World:
         self._check_size()
         if (count := _processes(self._pid)) > MAX_PROCESSES:
             raise Failed(f"runs {count} processes, and {MAX_PROCESSES} are allowed")
+
+
+def _copy(source: str, target: int, left_out: Collection[str] = ()) -> None:
+    """Copies what is in a folder into another one, an open file, in which a server may be at work.
+
+    It follows no link that the server puts there. OSError where a name is taken, or a file is no plain one.
+    """
+    for entry in list(os.scandir(source)):
+        if entry.name in left_out:
+            continue
+        told = entry.stat(follow_symlinks=False)
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry), entry.name, dir_fd=target)
+            continue
+        if entry.is_dir():
+            os.mkdir(entry.name, dir_fd=target)
+            made = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=target)
+        elif entry.is_file():
+            made = os.open(entry.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=target)
+        else:
+            raise OSError(f"{entry.path} is neither a file nor a folder nor a link")
+        try:
+            if entry.is_dir():
+                _copy(entry.path, made)
+            else:
+                with open(entry.path, "rb") as file, open(made, "wb", closefd=False) as copy:
+                    shutil.copyfileobj(file, copy)
+            os.fchmod(made, stat.S_IMODE(told.st_mode))
+            os.utime(made, ns=(told.st_atime_ns, told.st_mtime_ns))
+        finally:
+            os.close(made)
 
 
 def _environ(spec: Spec, home: str, program: str) -> dict[str, str]:

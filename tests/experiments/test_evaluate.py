@@ -1,0 +1,45 @@
+"""experiments/evaluate.py as a user starts it: what it refuses, and what its report names."""
+
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.support import forked
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+TINY = ROOT / "models" / "tiny_qwen3"
+SMALL = ("--category=live_parallel", "--max_length=1024", "--max_new_tokens=16")
+
+
+def start(program, environ, *arguments):
+    return forked.run([ROOT / "experiments" / f"{program}.py", *map(str, arguments)], environ)
+
+
+def refused(done, why):
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("Error: "), done.stderr[-2000:]
+    assert why in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("program, more", [("evaluate", SMALL), ("ask", ("Hello?", "--max_new_tokens=4"))])
+def test_a_model_that_is_not_finite_is_told_in_one_sentence(program, more, quick, tmp_path):
+    shutil.copytree(TINY, tmp_path / "model")
+    tensors = load_file(TINY / "model.safetensors")
+    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], np.nan)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    done = start(program, quick, f"--model={tmp_path / 'model'}", *more)
+    refused(done, "log-probabilities are not finite")
+    assert not done.stdout
+
+
+def test_what_cannot_be_scored_is_refused_in_one_sentence(quick):
+    for arguments, why in (
+        (("--max_length=8193",), "max_length is 8193, and models/tiny_qwen3 reads 8192 tokens"),
+        (("--split=train", "--few_shot=1"), "--split=train has no tasks of --category=live_parallel"),
+    ):
+        refused(start("evaluate", quick, "--model=models/tiny_qwen3", *SMALL, *arguments), why)
+    held_out = ("--workdir=runs/one", "--benchmark=held_out", "--split=test")
+    refused(start("evaluate", quick, *held_out), "--split are a benchmark's: leave them out")
