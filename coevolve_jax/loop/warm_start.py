@@ -9,6 +9,7 @@ The folder of a warm start:
 
     config.json      the run's config
     tasks.jsonl      the tasks; made.json has refusals, and what a model as explorer cost
+    held_out.jsonl   the evaluation tasks that they are kept apart from, for the run
     sft.jsonl        a row per update and per evaluation (supervised.py)
     checkpoints/     until it ends
     summary.json     written before policy/, whose presence marks the warm start as finished
