@@ -16,7 +16,7 @@ from coevolve_jax import build
 from coevolve_jax.build import Policy
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.initial import explore, held_out_tasks, leak_guard, read_tasks, task_pool
-from coevolve_jax.records.files import write_text
+from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
 from coevolve_jax.synthesis.pipeline import Synthesizer
@@ -44,7 +44,8 @@ def make_tasks(
     """Returns the tasks to demonstrate, none near an evaluation task of the run, and refusals of others.
 
     They are explored as D_0 is, or those of config.warm_start.source; refusals are counted for these. The
-    folder's tasks.jsonl and made.json keep both for later calls.
+    folder's tasks.jsonl and made.json keep both for later calls, and its held_out.jsonl the held-out tasks:
+    where the policy explores, the one that is learned would make others.
 
     policy, engine: for an explorer that asks the policy.
     """
@@ -65,6 +66,7 @@ def make_tasks(
         else:
             explore(guarded, tasks, build.scenarios(c), c.warm_start.tasks, "warm_start", c.seed)
     made = {"refused": dict(refused), "costs": dict(roles.costs or {})}
+    write_lines(folder / "held_out.jsonl", [task.to_json() for task in held_out])
     write_text(folder / "made.json", json.dumps(made, indent=1))
     tasks.write(path)
     return list(tasks), refused

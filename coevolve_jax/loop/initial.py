@@ -19,6 +19,7 @@ from coevolve_jax.loop.lab import EXPLORER
 from coevolve_jax.loop.run import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
+from coevolve_jax.records.workdir import WARM_START
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis import choice, lineage
@@ -44,15 +45,19 @@ def bootstrap(
     D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
     config.data.initial_file. With config.data.own_tasks the environment's own tasks (`own_tasks`) are D_0 and
     `held_out`, and only what evolution adds is explored. With a section config.testbed each weak tool comes
-    `least` to `most` times in D_0. `Roles.initial` explores for all of these, if the explorer has it.
+    `least` to `most` times in D_0. `Roles.initial` explores for all of these, if the explorer has it. After a
+    warm start the held-out tasks are those that its tasks were kept apart from.
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
       eval_agent: from `build.evaluation_agent`. Held-out tasks fit its limits.
     """
-    c, seconds = config, {}
+    c, seconds, warm = config, {}, workdir / WARM_START
     with timed(seconds, "other"):
-        held_out = held_out_tasks(c, synthesizer(None, eval_agent.fits))
+        if (warm / "held_out.jsonl").exists():
+            held_out = build.held_out_tasks(warm)
+        else:
+            held_out = held_out_tasks(c, synthesizer(None, eval_agent.fits))
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True, workdir=workdir)

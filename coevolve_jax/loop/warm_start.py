@@ -9,6 +9,7 @@ The folder of a warm start:
 
     config.json      the run's config
     tasks.jsonl      the tasks; made.json has refusals, and what a model as explorer cost
+    held_out.jsonl   the evaluation tasks that they are kept apart from, for the run
     sft.jsonl        a row per update and per evaluation (supervised.py)
     checkpoints/     until it ends
     summary.json     written before policy/, whose presence marks the warm start as finished
@@ -87,7 +88,10 @@ def warm_start(config: ConfigDict, folder: Path) -> dict:
 
 
 def notes(config: ConfigDict) -> list[str]:
-    """Sentences for the user of a warm start that is no part of a run. Raises ValueError as `warm_start` does."""
+    """Sentences for the user of a warm start that is no part of a run.
+
+    Raises ValueError as `warm_start` does.
+    """
     _check(config)
     chat = Chat(load_tokenizer(config.model)).writing(config.rollout.tool_call_format)
     given, made = config.learner, _supervised(config).learner
@@ -200,9 +204,9 @@ def _split(c: ConfigDict, tasks: Sequence[Task], shown: Demonstrations) -> tuple
     )
     if not trained or (count and not held_out):
         raise ValueError(
-            f"The warm start has too little to learn from: {shown}, and it holds {len(held_out)} out. Raise "
-            "the limits in config.rollout, or give more or other tasks (config.warm_start.tasks and .source), "
-            "in a new workdir."
+            f"The warm start has too little to learn from: {shown}, and it holds {len(held_out)} out: "
+            "raise the limits in config.rollout, or give more or other tasks (config.warm_start.tasks and "
+            ".source), in a new workdir."
         )
     return held_out, trained
 

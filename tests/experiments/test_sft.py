@@ -49,7 +49,8 @@ def whole(tmp_path_factory, quick):
 
 def test_it_leaves_a_policy_and_its_records(whole):
     there = {path.name for path in whole.iterdir()}
-    made = {"config.json", "lock", "made.json", "tasks.jsonl", "sft.jsonl", "summary.json", "policy"}
+    made = {"config.json", "lock", "made.json", "tasks.jsonl", "held_out.jsonl", "sft.jsonl"}
+    made |= {"summary.json", "policy"}
     assert there == made
     policy = {path.name for path in (whole / "policy").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= policy

@@ -14,7 +14,7 @@ from coevolve_jax import build, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.cells import prepare
 from coevolve_jax.comparison.plan import Cell, start_config
-from coevolve_jax.loop import supervised
+from coevolve_jax.loop import initial, supervised
 from coevolve_jax.loop import warm_start as warm_start_module
 from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate
 from coevolve_jax.loop.supervised import Supervised
@@ -131,7 +131,9 @@ def test_only_the_messages_of_the_policy_are_learned(shown, policy):
 def test_where_the_prompt_opens_a_thought_every_message_closes_it(whole, tmp_path):
     shutil.copytree(settings("static").model, tmp_path / "model")
     template = tmp_path / "model" / "chat_template.jinja"
-    template.write_text(template.read_text().replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"))
+    template.write_text(
+        template.read_text().replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    )
     policy, tasks = build.policy(tmp_path / "model"), list(TaskPool.read(whole / "tasks.jsonl"))[:3]
     config = asked(more={"rollout.max_length": 1024, "learner.pack_length": 1024})
     with build.env_pool(config) as env_pool:
@@ -355,7 +357,9 @@ def test_the_user_is_told_what_has_no_effect_and_what_is_replaced(tmp_path):
     (model / "chat_template.jinja").write_text(CHATML)
     plain = asked(held_out=0.0, patience=9, more={"model": str(model), "learner.learning_rate": 1e-6})
     told = " ".join(notes(plain))
-    assert "config.warm_start.patience = 9 has no effect" in told and "has no chat template with tools" in told
+    assert (
+        "config.warm_start.patience = 9 has no effect" in told and "has no chat template with tools" in told
+    )
     assert "of its own" not in told
     more = {"learner.learning_rate": 0.5, "learner.schedule": "cosine", "learner.decay_steps": 9}
     own = "a schedule and a loss of its own, not config.learner.{}."
@@ -381,6 +385,17 @@ def run(tmp_path_factory):
         patch.setattr(Supervised, "run", None)
         train(config, workdir)
     return workdir
+
+
+def test_the_held_out_tasks_of_a_run_are_those_of_its_warm_start(tmp_path, monkeypatch):
+    """Where the policy explores, the one that has learned would make others, maybe near what it learned."""
+    config, workdir = asked("static"), tmp_path / "run"
+    monkeypatch.setattr(
+        initial, "held_out_tasks", None
+    )  # the run makes none; the warm start has its own name
+    train(config, workdir, until=0)
+    made = rows(workdir, "held_out.jsonl")
+    assert made and made == rows(workdir / "warm_start", "held_out.jsonl")
 
 
 def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):

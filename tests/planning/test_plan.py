@@ -303,7 +303,9 @@ def test_a_conversation_longer_than_the_models_context_is_refused(configs, longe
     config[longest].max_length = most = model.max_position_embeddings
     plan.check_context(config, model)
     config[longest].max_length += 1
-    told = f"config.{longest}.max_length is {most + 1}, and models/tiny_qwen3 reads {most} tokens .*: lower it"
+    told = (
+        f"config.{longest}.max_length is {most + 1}, and models/tiny_qwen3 reads {most} tokens .*: lower it"
+    )
     with pytest.raises(ValueError, match=rf"{told}\.$"):
         plan.check_context(config, model)
     scaled = dataclasses.replace(model, rope_scaling=Yarn(4.0, most))
