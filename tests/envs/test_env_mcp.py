@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import re
@@ -364,6 +365,10 @@ def test_what_takes_too_much_to_read_counts_by_its_bytes(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text("[1]")
     changed = state.content(str(tmp_path))
     assert {name for name in found if found[name] != changed[name]} == {"s.db"}
+    monkeypatch.setattr(state, "SCHEMA_STEPS", 1000)
+    rows(tmp_path / "a.db", "CREATE TABLE t (x)", *(f"CREATE VIEW v{n} AS SELECT 1" for n in range(300)))
+    digest = hashlib.sha256(hashlib.sha256((tmp_path / "a.db").read_bytes()).digest()).hexdigest()
+    assert state.content(str(tmp_path))["a.db"] == digest
     monkeypatch.setattr(state, "MAX_BYTES", 10)
     assert state.content(str(tmp_path))["list.json"] == "too large, 600 bytes"
 

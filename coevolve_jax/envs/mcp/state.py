@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
-import itertools
 import json
 import os
 import sqlite3
@@ -31,8 +30,9 @@ MAX_PATH = 1000  # characters
 # What reading a folder may cost; no bound depends on the machine's speed.
 MAX_BYTES = 1 << 29
 MAX_PARSED = 1 << 25  # bytes of the files that count by rows, values or entries; and text of rows
-MAX_VALUES = 400_000  # of rows and JSON files
-MAX_STEPS = 20_000_000  # of SQLite's machine, for one database
+MAX_VALUES = 200_000  # of rows, JSON files and indices
+A_FILE, A_TABLE = 4, 20  # values in whose time a file or a table is opened
+SCHEMA_STEPS, MAX_STEPS = 200_000, 2_000_000  # of SQLite's machine: the time of a schema grows by its square
 TOO_LARGE = "too large"
 
 
@@ -115,6 +115,7 @@ def _of(path: str, folder: str, database: bool, budget: _Budget) -> str:
     if not os.path.isfile(path):
         return "no file"
     with contextlib.suppress(TooLarge, RecursionError, MemoryError, ValueError):
+        budget.spend(values=A_FILE)
         if not database:
             return _digest(_read(path, folder, budget))
         try:
@@ -136,9 +137,10 @@ def _read(path: str, folder: str, budget: _Budget) -> bytes:
         data = file.read(size).replace(folder.encode(), SHOWN.encode())
     values = None
     if path.endswith("/.git/index"):
+        budget.spend(values=size // 16)
         values = _entries(data)
     elif parsed:
-        budget.spend(values=sum(map(data.count, (b"[", b"{", b",", b"\n"))))
+        budget.spend(values=sum(map(data.count, (b"[", b"{", b",", b"\n", b"\r"))))
         values = _values(data)
     return data if values is None else canonical(values).encode()
 
@@ -174,21 +176,29 @@ def _rows(path: str, budget: _Budget) -> str:
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=wait)) as database:
         database.text_factory = lambda data: data.decode(errors="surrogateescape")
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_PARSED)
-        stretch, taken = 10_000, itertools.count()
-        database.set_progress_handler(lambda: next(taken) * stretch > MAX_STEPS, stretch)
+        _allow(database, SCHEMA_STEPS)
         database.execute("PRAGMA trusted_schema = OFF")
         found = []
         own = "name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         schema = f"SELECT type, CAST(name AS TEXT), sql FROM sqlite_master WHERE {own}"
-        for kind, name, sql in sorted(_read_rows(database, schema, budget), key=str):
+        entries = sorted(_read_rows(database, schema, budget), key=str)
+        _allow(database, MAX_STEPS)
+        for kind, name, sql in entries:
             found.append(_row([kind, name, sql]))
             if kind == "table":
+                budget.spend(values=A_TABLE)
                 quoted = _quoted(name)
                 columns = database.execute(f"PRAGMA table_xinfo({quoted})")
                 stored = ", ".join(_quoted(column) for _, column, *_, hidden in columns if hidden in (0, 3))
                 rows = _read_rows(database, f"SELECT {stored} FROM {quoted}", budget)
                 found += sorted(map(_row, rows))
     return "\n".join(found)
+
+
+def _allow(database: sqlite3.Connection, steps: int) -> None:
+    """Lets SQLite's machine take so many steps more. Then a query ends with sqlite3.Error."""
+    left = iter(range(steps // 1000))
+    database.set_progress_handler(lambda: next(left, None) is None, 1000)
 
 
 def _read_rows(database: sqlite3.Connection, query: str, budget: _Budget) -> Iterator[tuple]:
