@@ -299,7 +299,7 @@ def before_and_after(before: Mapping, after: Mapping) -> HeldOut | None:
 
     def success(side: Mapping) -> Estimate:
         own = [task for task in sorted(side) if side[task][1]]
-        return share(*zip(*(side[task] for task in own)), labels(own))
+        return share([side[task][0] for task in own], [side[task][1] for task in own], labels(own))
 
     (s0, n0), (s1, n1) = (np.array([c[task] for task in both], np.float64).T for c in counts)
     paired = paired_by_task(s0 / n0, s1 / n1, labels(both))
