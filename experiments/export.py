@@ -54,11 +54,9 @@ def main(argv) -> None:
         needed = NEEDED.get(_TO.value)
         if needed is not None and not needed.value:
             raise ValueError(f"--to={_TO.value} needs --{needed.name}.")
-        if Path(_OUTPUT.value).exists() and not Path(_OUTPUT.value).is_dir():
-            raise ValueError(f"--output={_OUTPUT.value} is no folder: choose another.")
         {"parquet": to_parquet, "datasets": to_datasets, "tfds": to_tfds, "policy": to_policy}[_TO.value]()
     except OSError as error:
-        unwritten = str(error.filename).startswith(_OUTPUT.value)
+        unwritten = str(error.filename).startswith(_OUTPUT.value) or Path(_OUTPUT.value).is_file()
         told = f"--output={_OUTPUT.value} cannot be written ({error.strerror}): choose another."
         sys.exit(f"Error: {told if unwritten else error}")
     except (ImportError, ValueError) as error:

@@ -155,6 +155,22 @@ def test_the_command_names_the_flag_that_it_needs(tmp_path, form, flag):
     assert (done.returncode, done.stderr) == (1, f"Error: --to={form} needs --{flag}.\n")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["parquet", "datasets"])
+def test_a_file_is_no_output_and_stays(workdir, tmp_path, form):
+    (file := tmp_path / "file").write_text("mine")
+    command = [
+        sys.executable,
+        "experiments/export.py",
+        f"--to={form}",
+        f"--run={workdir}",
+        f"--output={file}",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"Error: --output={file} cannot be written (")
+    assert done.stderr.count("\n") == 1 and file.read_text() == "mine"
+
+
 def a_summary(folder) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
     tasks = {**summary["tasks"], "initial": 8, "final": 24}

@@ -57,7 +57,7 @@ def size(folder: str, most: float) -> None:
 
 
 class _Budget:
-    """What it may still cost to read a folder."""
+    """Counts what it may still cost to read a folder."""
 
     def __init__(self):
         self.bytes, self.parsed, self.text, self.values = MAX_BYTES, MAX_PARSED, MAX_PARSED, MAX_VALUES
