@@ -40,7 +40,7 @@ FEATURES = tfds.features.FeaturesDict(
         "id": tfds.features.Text(),
         "asked_for": tfds.features.Text(doc="kind of signal; or random, initial, benchmark"),
         "parent": tfds.features.Text(
-            doc="id of the task whose rollout carried the signal; without one, of the scenario"
+            doc="id of the task whose rollout carried the signal; else of the scenario"
         ),
         "born": tfds.features.Scalar(np.int32, doc="GRPO step"),
         "tools": _TOOLS,

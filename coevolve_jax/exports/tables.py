@@ -24,10 +24,7 @@ TASKS = {
     "id": Column("text", "of the task"),
     "queries": Column("text[]", "what the user says, turn by turn"),
     "asked_for": Column("text", "kind of the signal that it was made for; or random, initial, benchmark"),
-    "parent": Column(
-        "text",
-        "id of the task whose rollout carried the signal; without one, of the scenario",
-    ),
+    "parent": Column("text", "id of the task whose rollout carried the signal; else of the scenario"),
     "born": Column("int", "GRPO step"),
     "tools": Column("text[]", "that its solution calls, in order of the first call"),
     "calls": Column("int", "of its solution, in all turns"),

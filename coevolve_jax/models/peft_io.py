@@ -40,13 +40,8 @@ PLAIN = {
     "modules_to_save": None,
     "alora_invocation_tokens": None,
 }
-MOVES_BASE = (
-    "pissa",
-    "olora",
-    "corda",
-    "loftq",
-    "lora_ga",
-)  # ways to begin that change the base's own weights
+# Ways of peft to begin adapters that change the base's own weights too.
+MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class Adapters(NamedTuple):
