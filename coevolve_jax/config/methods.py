@@ -15,7 +15,7 @@ REMEDY = (
 )
 
 # What a strategy may need besides rollouts and new tasks (strategies/base.py).
-SERVICES = ("fresh", "probe", "endings", "help", "macros", "influence", "branch", "queries")
+SERVICES = ("fresh", "probe", "endings", "help", "macros", "ask", "influence", "branch", "queries")
 
 # The parts that an explorer with these keys can leave to the scripted one. "initial": D_0 and the held-out
 # tasks.

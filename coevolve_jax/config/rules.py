@@ -198,6 +198,11 @@ RULES = (
         "0: strategy {strategy.name} asks for rollouts while the training set evolves",
     ),
     Rule(
+        "evolution.async_steps",
+        lambda c: "ask" not in methods.needs(c) or not c.evolution.async_steps,
+        "0: strategy {strategy.name} keeps what a model answers while the training set evolves",
+    ),
+    Rule(
         "learner.optimizer_offload",
         lambda c: "influence" not in methods.needs(c) or not c.learner.optimizer_offload,
         "False: strategy {strategy.name} scores tasks by Adam's moments on the devices",

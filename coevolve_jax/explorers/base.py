@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.prompting import Question
 from coevolve_jax.types import Call, Context, Evidence, Observation, Task, Triplet, Turn
 
 
@@ -209,6 +210,8 @@ class Roles(NamedTuple):
       where something does. None: there is no server that could be away.
     served: returns the model that answers, as JSON values that a run records. Raises ValueError where the
       server is away. None: there is no model to record.
+    ask: puts a strategy's questions to the model, under the name of a role that pays. Returns one line for
+      each, None where no answer is usable. None: no model is asked.
     """
 
     name: str
@@ -221,3 +224,4 @@ class Roles(NamedTuple):
     initial: Roles | None = None
     unanswered: Callable[[Mapping[str, float]], str] | None = None
     served: Callable[[], Mapping[str, Any]] | None = None
+    ask: Callable[[str, Sequence[Question]], list[str | None]] | None = None

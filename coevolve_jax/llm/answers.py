@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.prompting import Question
 
 Form = TypeVar("Form", bound=BaseModel)
-
-
-class Question(NamedTuple):
-    """A prompt for a model.
-
-    seed: goes to the model, so that equal questions may get different answers and each is reproducible.
-    about: the purpose of the question, for the log alone (llm.calls.LLMCall).
-    """
-
-    system: str
-    user: str
-    seed: int
-    about: Mapping[str, Any] = {}
 
 
 class Client(Protocol):
@@ -40,11 +28,6 @@ class Client(Protocol):
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """Returns the answers, in order; None for a fault, which is counted. role: the role that pays."""
         ...
-
-
-def whole(text: str) -> str:
-    """Makes text fit to be encoded: lone surrogates, which JSON may hold, become U+FFFD."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Fault(Exception):

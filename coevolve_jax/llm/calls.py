@@ -14,6 +14,7 @@ class LLMCall:
     about: the purpose of the question, as JSON values. An explorer's "context" is the id of its context.
       Exploration adds "round" and "step", the steps taken so far in the round. Judging adds the "triplets" of
       the proposal. Solving adds "triplets", "turn" and "step". Wording adds "triplets" and "turn".
+      A strategy's question has a "subject" instead of a context: the skill, action, principle or task.
     answers: as the model wrote them. There is a second one if the first was unusable.
     complaint: what the model was told before its second answer.
     fault: the name of the reason why no answer was usable; "" where one was.

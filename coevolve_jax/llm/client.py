@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.llm.answers import Fault, Form, Question, book, read
+from coevolve_jax.llm.answers import Fault, Form, book, read
 from coevolve_jax.llm.cache import Cache
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.endpoint import AGAIN, Endpoint, message
+from coevolve_jax.llm.prompting import Question
 from coevolve_jax.llm.served import Served, address, choose, from_cache, going_on
 
 T = TypeVar("T")

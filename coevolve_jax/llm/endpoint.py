@@ -17,7 +17,8 @@ import httpx2
 import openai
 from ml_collections import ConfigDict
 
-from coevolve_jax.llm.answers import Fault, whole
+from coevolve_jax.llm.answers import Fault
+from coevolve_jax.llm.prompting import whole
 from coevolve_jax.llm.served import listed
 
 AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt

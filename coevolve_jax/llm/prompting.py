@@ -1,4 +1,4 @@
-"""Prompts from files, and values that stay within their line of a prompt."""
+"""Questions to a model: prompts from files, and values that stay within their line of a prompt."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
-from coevolve_jax.llm.answers import Question, whole
 from coevolve_jax.types import Call
 
 # Characters that JSON may hold but a line or a request may not: line separators, lone surrogates.
 ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 ANSWER = 1200  # characters of an environment's answer that a prompt shows
+
+
+class Question(NamedTuple):
+    """A prompt for a model.
+
+    seed: goes to the model, so that equal questions may get different answers and each is reproducible.
+    about: the purpose of the question, for the log alone (llm.calls.LLMCall).
+    """
+
+    system: str
+    user: str
+    seed: int
+    about: Mapping[str, Any] = {}
 
 
 class Prompts:
@@ -43,6 +55,16 @@ class Prompts:
 def seed_of(*parts: object) -> int:
     """Derives a seed below 2**31 from names, for roles that have no generator of their own."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def whole(text: str) -> str:
+    """Makes text fit to be encoded: lone surrogates, which JSON may hold, become U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def call_line(call: Call) -> str:
+    """Puts one call into one line of JSON."""
+    return json_line({"tool": call.name, "arguments": dict(call.arguments)})
 
 
 def step_line(index: int, call: Call, answer: str, error: bool) -> str:

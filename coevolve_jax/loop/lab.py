@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.prompting import Question
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names
@@ -84,6 +85,12 @@ class Laboratory:
         contexts = self.synthesizer.reflect(evidence)
         self._book_roles()
         return contexts
+
+    def ask(self, role: str, questions: Sequence[Question]) -> list[str | None]:
+        ask = self.synthesizer.roles.ask
+        found: list[str | None] = ask(role, questions) if ask else [None] * len(questions)
+        self._book_roles()
+        return found
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))

@@ -1,1 +1,1 @@
-SHARED = ("base", "batches", "growth", "groups", "hints")  # files of this package that are no strategy
+SHARED = ("base", "batches", "growth", "groups", "hints", "questions")  # files here that are no strategy

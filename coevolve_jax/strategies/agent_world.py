@@ -11,8 +11,9 @@ Source: the paper; no code was found. Each evolution has three parts.
 
 Faithful: the arena, the diagnosis on unseen tasks, the weighted walk, the check by several runs.
 
-Missing: the paper also makes new environments, half of its contribution. A language model writes its
-guidelines; here they are the action, its rate and the commonest mistakes, which an LLM explorer reads.
+Missing: the paper also makes new environments, half of its contribution. Its guidelines are a language
+model's, and so they are here where one explores; else they are the action, its rate and the commonest
+mistakes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import mistakes
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.blame import attempts, tool_weights
 from coevolve_jax.strategies.groups import solve_rate
@@ -110,17 +112,30 @@ class AgentWorld(Static):
         related = lambda a, b: (
             FED if {(a, b), (b, a)} & self._fed else SAME_SET if sets[a] == sets[b] else ANY
         )
+        wrong = {action: mistaken(groups, action) for action in weakest}
+        told = {
+            action: {
+                "attempts": tried[action][0],
+                "misses": tried[action][1],
+                "mistakes": wrong[action],
+                "others": [a for a in sets if a != action and sets[a] == sets[action]],
+            }
+            for action in weakest
+        }
+        words = {
+            a: f"{a} is missed in {x['misses']} of {x['attempts']} attempts at unseen tasks."
+            for a, x in told.items()
+        }
+        words |= questions.guidelines(lab, told)
         contexts = []
         for i in range(int(own.drafts * wanted) if weakest else 0):
             start = weakest[rng.choice(len(weakest), p=odds / odds.sum())]
             place = places[start][rng.integers(len(places[start]))]
             chain = walk(start, [a for a in sets if place.id in sets[a]], related, own.chain, rng)
-            misses, wrong = tried[start][1], mistaken(groups, start)
-            words = f"{start} is missed in {misses} of {tried[start][0]} attempts at unseen tasks."
             contexts.append(
                 Context(
-                    f"agent_world/{step}/{i}/{start}", "agent_world", place, words, wrong, "",
-                    focus_pattern=chain, avoid=(), must=(start,), plan=chain,
+                    f"agent_world/{step}/{i}/{start}", "agent_world", place, words[start],
+                    "; ".join(wrong[start]), "", focus_pattern=chain, avoid=(), must=(start,), plan=chain,
                 )
             )  # fmt: skip
         return contexts
@@ -150,7 +165,7 @@ def weakness(tried: Mapping[str, tuple[int, int]], sets: Mapping[str, frozenset]
     return {a: rate for own in of_set.values() for a, rate in tool_weights(own, chasing=True).items()}
 
 
-def mistaken(groups: Sequence[Group], action: str) -> str:
+def mistaken(groups: Sequence[Group], action: str) -> list[str]:
     """The two commonest mistakes of the rollouts that miss an action."""
     failed = [t for g in groups for t in g.valid if (action, True) in attempts(g.task, t)]
-    return "; ".join(line for line, _ in Counter(x for t in failed for x in mistakes(t)).most_common(2))
+    return [line for line, _ in Counter(x for t in failed for x in mistakes(t)).most_common(2)]

@@ -17,6 +17,7 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     endings   `Trajectory.ending`, which costs a request per turn
     help      its own `help`, whose hints the evaluation gives too (rollout.max_staleness 0)
     macros    `Hint.macros` (rollout.tool_call_format other than python)
+    ask       `Lab.ask`, whose answers go into its state (as for probe; it works without a model too)
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
     branch    `Lab.branch` (as for probe; the in-process engine)
     queries   tasks of D_t with `Task.is_query`: held-out ones without reference calls, whose rollouts always
@@ -41,6 +42,7 @@ from coevolve_jax.config.schedule import KEYS, evolutions
 from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards, rewards_of
 from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
+from coevolve_jax.llm.prompting import Question
 from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit
@@ -87,6 +89,17 @@ class Lab(Protocol):
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """Returns the reflector's structured context for each piece of evidence, in order."""
+        ...
+
+    def ask(self, role: str, questions: Sequence[Question]) -> list[str | None]:
+        """Asks the explorer's language model. Returns one line for each question, in order.
+
+        None stands for an answer that is not usable, and for all of them where rules explore
+        (explorer=scripted). A method then goes by its own rules. Prompts lie beside the strategies, in
+        prompts/*.md (llm/prompting.py). They end with what the field "answer" of a JSON object shall hold.
+
+        role: the name under which the ledger counts these questions.
+        """
         ...
 
     def offered(self, scenario: Task) -> frozenset[str]:

@@ -12,10 +12,13 @@ rollout that read a principle is a use of it, and a success if it succeeds. The 
 Every few steps the principles that score too low are pruned. A new one is merged into an earlier one of the
 same task and kind with an action that is alike.
 
+A language model, where one explores, words new principles at the next evolution, and judges whether one that
+is alike says the same as an earlier one of the task and kind.
+
 Read against the authors' code. Faithful: score, pruning, both kinds, the best three. Its further rewards have
-weight 0, so the reward is the outcome. Missing: the policy distils its own principles, and a model judges
-what is merged. Here rules do both, so it is another method without a language model. Retrieval is no action
-of the policy's, and always comes. The growth of D_t is that of `random`.
+weight 0, so the reward is the outcome. Missing: the policy distils its own principles (explorer=policy has it
+do so, without training on it). With rules alone it is another method. Retrieval is no action of the policy's,
+and always comes. The growth of D_t is that of `random`.
 """
 
 from __future__ import annotations
@@ -28,14 +31,15 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies import hints
-from coevolve_jax.strategies.base import SIGNALS, StepReport, check_least, check_shares
+from coevolve_jax.strategies import hints, questions
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
+from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Group, Hint, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
-NEEDS = frozenset({"help"})
+NEEDS = frozenset({"help", "ask"})
 FIDELITY = "N: rules distil and merge the principles, where the idea is that the policy writes its own."
 DEFAULTS = {
     "distilled": 0.25,  # share of a step's groups that give principles
@@ -46,7 +50,9 @@ DEFAULTS = {
     "characters": 200,  # of a hint
 }
 
-Principle = Mapping  # do: guiding or cautionary; action, words, task: its source; uses, successes
+# do: guiding or cautionary; action, words, task: its source; uses, successes; text: a model's sentence;
+# shown: what a model is asked about, until the next evolution.
+Principle = Mapping
 
 
 class EvolveR(Static):
@@ -62,13 +68,22 @@ class EvolveR(Static):
         self._store: list[Principle] = list(state["store"]) if state else []
 
     def help(self, task: Task, rollout_index: int) -> Hint | None:
-        line = hints.line(*self._advice(task), self._config.strategy.characters)
+        line, _ = self._read(task)
         return Hint(before_task=line) if line else None
 
-    def _advice(self, task: Task) -> tuple[list[str], list[str]]:
-        """The actions to take and to avoid, of the principles for a task."""
-        found = [self._store[i] for i in self._retrieved(task)]
-        return [p["action"] for p in found if p["do"]], [p["action"] for p in found if not p["do"]]
+    def _read(self, task: Task) -> tuple[str, list[int]]:
+        """The line of the principles for a task, actions before sentences, and the places of those in it."""
+        found, most = self._retrieved(task), self._config.strategy.characters
+        bare = {i: self._store[i] for i in found if not self._store[i].get("text")}
+        advice = lambda do: [p["action"] for p in bare.values() if p["do"] is do]
+        do, avoid = hints.said(advice(True), advice(False), most)
+        line = hints.line(do, avoid, most)
+        held = [i for i, p in bare.items() if p["action"] in (do if p["do"] else avoid)]
+        for i in found:
+            longer = f"{line or 'Hint:'} {self._store[i].get('text')}"
+            if i not in bare and len(longer) <= most:
+                line, held = longer, [*held, i]
+        return line, held
 
     def _retrieved(self, task: Task) -> list[int]:
         """Places in the store of the principles for a task: most words in common first, then the score."""
@@ -94,13 +109,34 @@ class EvolveR(Static):
     def _count_uses(self, groups: Sequence[Group]) -> None:
         store = [dict(p) for p in self._store]
         for group in groups:
-            do, avoid = hints.said(*self._advice(group.task), self._config.strategy.characters)
-            for i in self._retrieved(group.task):
-                if store[i]["action"] not in (do if store[i]["do"] else avoid):
-                    continue  # the line had no room for it, or recommends what it warns of
+            for i in self._read(group.task)[1]:
                 store[i]["uses"] += len(group.valid)
                 store[i]["successes"] += sum(t.outcome.success for t in group.valid)
         self._store = list(store)
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        if evolves(self._config, step):
+            self._reword(lab)
+        return super().evolve(step, lab)
+
+    def _reword(self, lab: Lab) -> None:
+        """Has a language model word the new principles, and drops those that it merges into earlier ones."""
+        store = [dict(p) for p in self._store]
+        new = {f"{i}/{p['action']}": p for i, p in enumerate(store) if "shown" in p}
+        shown = {name: {"do": p["do"], **p.pop("shown")} for name, p in new.items()}
+        room = self._config.strategy.characters - len("Hint: ")
+        for name, text in questions.principles(lab, shown, room).items():
+            new[name]["text"] = text
+        like = lambda p, q: hints.alike(p["text"], q["text"]) >= self._config.strategy.merge_from
+        pairs = {}
+        for name, p in new.items():
+            kin = [
+                q for q in store[: int(name.split("/")[0])] if (p["task"], p["do"]) == (q["task"], q["do"])
+            ]
+            near = [q for q in kin if "text" in p and "text" in q and like(p, q)]
+            pairs |= {name: (near[0]["text"], p["text"])} if near else {}
+        merged = [new[name] for name in questions.same(lab, pairs)]
+        self._store = [p for p in store if not any(p is q for q in merged)]
 
     def _drawn(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """The groups to distil, of those with both outcomes."""
@@ -137,6 +173,8 @@ def distil(group: Group) -> list[Principle]:
     told = [(do, s) for do, s in zip((True, False), sides, strict=True) if s and s.action]
     if len(told) == 2 and told[0][1].action == told[1][1].action:
         told = told[:1]
-    query = lambda s: sorted(hints.words(group.task.turns[s.turn].query))
+    query = lambda s: group.task.turns[s.turn].query
+    calls = {name: call and call.to_json() for name, call in (("good", good), ("bad", bad))}
     fresh = {"task": group.task.id, "uses": 0, "successes": 0}
-    return [{"do": do, "action": s.action, "words": query(s), **fresh} for do, s in told]
+    said = lambda s: {"words": sorted(hints.words(query(s))), "shown": {"request": query(s), **calls}}
+    return [{"do": do, "action": s.action, **said(s), **fresh} for do, s in told]

@@ -1,6 +1,6 @@
 """Middo (arXiv 2508.21589): tasks that stay too hard are replaced by easier ones, lonely ones get company.
 
-Source: the paper and the authors' code. Two of its three axes are here.
+Source: the paper and the authors' code, with its three axes.
 
 * Complexity: a task whose loss is above mean + deviations * std at both of its last two visits, so under two
   policies, is replaced by itself with one call less. It is drawn no more. The loss is 1 - share solved, so
@@ -8,8 +8,12 @@ Source: the paper and the authors' code. Two of its three axes are here.
 * Diversity: tasks that are least like their nearest neighbours get a sibling with other arguments. Likeness
   is the cosine of the counts of actions, with rare actions weighing most.
 
-Missing: the third axis, quality, where a model judges and rewrites poor tasks; and a model that simplifies.
-The paper's set keeps its size. Ours keeps retired tasks at weight 0, and grows by the siblings.
+* Quality: with a language model as explorer it grades each task once, by its words. A task below mean -
+  deviations * std of the grades is replaced by one of the same actions with other arguments, which the model
+  words anew. The calls cannot stay: D_t holds a task once, whatever its words.
+
+Missing: a model that simplifies, and without a language model the third axis. The paper's set keeps its
+size. Ours keeps retired tasks at weight 0, and grows by the siblings.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_shares, evolves, must_be
 from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.groups import solve_rate
@@ -34,9 +39,10 @@ from coevolve_jax.synthesis.variants import variant
 from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+NEEDS = frozenset({"ask"})
 FIDELITY = "P: complexity and diversity are measured, the quality that a language model judges is not."
 DEFAULTS = {
-    "deviations": 1.0,  # a hard task's loss is this many standard deviations above the mean
+    "deviations": 1.0,  # so many standard deviations is a hard task's loss above the mean, a grade below it
     "neighbours": 5,  # over which a task's likeness to others is averaged
     "lonely": 0.1,  # share of D_t, the tasks least like their neighbours, that get a sibling
 }
@@ -45,7 +51,8 @@ DEFAULTS = {
 class Middo(Static):
     """`Static` with another `evolve`, and odds of 0 for replaced tasks.
 
-    Its state: the losses of each task at its last two visits. D_t's lineages say which tasks are replaced.
+    Its state: the losses of each task at its last two visits, and the grades of tasks. D_t's lineages say
+    which tasks are replaced.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -53,6 +60,7 @@ class Middo(Static):
         check_shares(config, "lonely")
         super().__init__(config, state, weights=self.weights)
         self._losses: dict[str, list[float]] = dict(state["losses"]) if state else {}
+        self._grades: dict[str, int] = dict(state.get("grades", {})) if state else {}
 
     def weights(self, tasks: TaskPool) -> np.ndarray:
         """Odds of each task of D_t [N]: those of config.data, and 0 for replaced tasks."""
@@ -68,31 +76,36 @@ class Middo(Static):
         c = self._config
         if not evolves(c, step):
             return None
-        rng, losses = rng_for(c.seed, "evolve", step), dict(self._losses)  # steps beside it add losses
+        rng, losses = rng_for(c.seed, "evolve", step), self._losses
         used = in_use(lab.tasks)
         tasks = [task for task, weight in zip(lab.tasks, used, strict=True) if weight]
         hard = too_hard({t.id: losses.get(t.id, []) for t in tasks}, c.strategy.deviations)
         easier = [t for t in tasks if t.id in hard and len(t.calls) > c.data.min_calls]
+        self._grades |= questions.grades(lab, [t for t in tasks if t.id not in self._grades])
+        bad = poor({t.id: self._grades[t.id] for t in tasks if t.id in self._grades}, c.strategy.deviations)
+        bad -= {t.id for t in easier}
         siblings = loneliest(tasks, c.strategy.neighbours)[: int(c.strategy.lonely * len(tasks))]
-        wanted = [(t, "drop_call") for t in easier] + [(t, "other_arguments") for t in siblings]
+        wanted = [(t, "drop_call", "easier") for t in easier]
+        wanted += [(t, "other_arguments", "better") for t in tasks if t.id in bad]
+        wanted += [(t, "other_arguments", "sibling") for t in siblings if t.id not in bad]
         contexts = [
-            variant(t, operator, lab.scenarios, rng, f"middo/{step}/{t.id}/{operator}")
-            for t, operator in wanted
+            variant(t, operator, lab.scenarios, rng, f"middo/{step}/{t.id}/{what}")
+            for t, operator, what in wanted
         ]
         limit = c.evolution.tasks
         return synthesize_in_turn(lab, contexts, wanted=limit, kind="signal", step=step, rng=rng)
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "losses": self._losses}
+        return {**super().to_json(), "losses": self._losses, "grades": self._grades}
 
 
 make = Middo
 
 
 def in_use(tasks: TaskPool) -> np.ndarray:
-    """Whether each task of D_t is in use [N]: 0 where an easier one of this method replaces it, else 1."""
-    own = lambda task: (task.lineage.context or "").startswith("middo/")
-    replaced = {t.lineage.parent for t in tasks if t.lineage.signal == "drop_call" and own(t)}
+    """Whether each task of D_t is in use [N]: 0 where an easier or better one of this method replaces it."""
+    made = [(t.lineage.parent, (t.lineage.context or "").split("/")) for t in tasks]
+    replaced = {id for id, born in made if born[0] == "middo" and born[-1] in ("easier", "better")}
     return np.array([float(task.id not in replaced) for task in tasks])
 
 
@@ -109,6 +122,14 @@ def too_hard(losses: Mapping[str, Sequence[float]], deviations: float) -> set[st
     last = np.array([visits[-1] for visits in losses.values() if visits])
     bounds = [x.mean() + deviations * x.std() for x in (before, last)]
     return {id for id, both in twice.items() if all(x > bound for x, bound in zip(both, bounds))}
+
+
+def poor(grades: Mapping[str, int], deviations: float) -> set[str]:
+    """The tasks whose grades are below mean - deviations * std of all."""
+    if not grades:
+        return set()
+    found = np.array(list(grades.values()))
+    return {id for id, n in grades.items() if n < found.mean() - deviations * found.std()}
 
 
 def loneliest(tasks: Sequence[Task], neighbours: int) -> list[Task]:

@@ -8,10 +8,11 @@ Tasks: skills are drawn by count and weight. A draft repeats an example's calls,
 missed. The influence of its rollouts on those of a trusted set, made in scenarios set apart, chooses the
 drafts for D_t. The weight of a skill is 1, then 1 plus the mean influence of its last drafts.
 
-No code was found. Faithful: from traces to skills to validated tasks, and the gradient as judge. Missing: the
-paper's generator is a language model that earns the influence; here skills are distilled by rules, and the
-influence chooses drafts. At our sizes it hardly repeats (docs/notes/influence.md). It is the plain cosine,
-which repeats better than that of Adam's direction.
+A language model, where one explores, words each skill once for its drafts.
+
+No code was found. Faithful: from traces to skills to validated tasks, and the gradient as judge. Missing: a
+language model as generator that earns the influence; here it chooses drafts. At our sizes it hardly repeats
+(docs/notes/influence.md), the plain cosine a bit better than that of Adam's direction.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.blame import attempts
 from coevolve_jax.strategies.groups import solve_rate
@@ -35,7 +37,7 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Call, Context, Group, Step, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
-NEEDS = frozenset({"probe", "influence"})
+NEEDS = frozenset({"probe", "ask", "influence"})
 FIDELITY = "P: skills are distilled by rules, and the gradient chooses drafts where it trains a generator."
 DEFAULTS = {
     "memory": 0.95,  # decay of the skills' counts per GRPO step
@@ -53,8 +55,8 @@ LEAST = 0.1  # weight of a skill
 class Socratic(Static):
     """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
 
-    Its state, besides that of `Static`: the registry of skills and the trusted set. A skill, by its three
-    parts joined by "|", has a count, a weight, the step that saw it last, and examples (task id, calls).
+    Its state, besides that of `Static`: the registry of skills and the trusted set. A skill, by its parts
+    joined by "|", has a count, a weight, its last step, examples (task id, calls), and a model's words.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -86,7 +88,7 @@ class Socratic(Static):
         if not evolves(c, step):
             return None
         rng, wanted, total = rng_for(c.seed, "evolve", step), c.evolution.tasks, SynthesisStats()
-        asked = self._contexts(math.ceil(own.drafts * wanted), step, lab, rng)
+        asked = self._worded(self._contexts(math.ceil(own.drafts * wanted), step, lab, rng), lab)
         drafts, made = draft(lab, [context for _, context in asked], step=step, rng=rng)
         if not own.influence or not len(drafts):
             return made.adopting(adopt_first(lab, list(drafts), wanted, kind="signal"), lab.tasks)
@@ -132,6 +134,14 @@ class Socratic(Static):
             )  # fmt: skip
             contexts.append((keys[k], context))
         return contexts
+
+    def _worded(self, asked: Sequence[tuple[str, Context]], lab: Lab) -> list[tuple[str, Context]]:
+        """Puts a language model's words for the skills into the contexts, where there are some."""
+        own = self._skills
+        new = {key: (own[key]["parts"], c) for key, c in asked if "words" not in own[key]}
+        for key, words in questions.skills(lab, new).items():
+            own[key]["words"] = words
+        return [(key, dataclasses.replace(c, summary=own[key].get("words", c.summary))) for key, c in asked]
 
     def _reweigh(self, keys: Mapping[str, str], drafts: Sequence[Task], scores: Mapping[str, float]) -> None:
         """Sets the weights of skills by the scores of their drafts. keys: of skills, by the context's id."""

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import names
+from coevolve_jax.llm.prompting import Question, seed_of
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import (
@@ -140,7 +141,8 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     ids, states, lab = list(known), [], MadeUpLab(config, tasks)
     noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
     grown = strategy.evolve(step, cast(Lab, noticed))
-    assert not states or lab.probed or states[0] == _as_json(strategy.to_json(), name), (
+    keeps = lab.probed or "ask" in configs.needs(config)
+    assert not states or keeps or states[0] == _as_json(strategy.to_json(), name), (
         f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may "
         "run beside the next steps from there on (config.evolution.async_steps)."
     )
@@ -282,6 +284,11 @@ class MadeUpLab:
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))
+
+    def ask(self, role: str, questions: Sequence[Question]) -> list[str | None]:
+        """Answers with a number from 1 to 9 and, to one question in four, nothing."""
+        made = [rng_for(self.config.seed, "ask", 0, seed_of(role, q.user)).integers(1, 13) for q in questions]
+        return [str(n) if n < 10 else None for n in made]
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         return [

@@ -22,7 +22,8 @@ from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.reflector import Reflection
 from coevolve_jax.explorers.llm.validator import Judgement
 from coevolve_jax.explorers.policy.client import FAULTS, Client
-from coevolve_jax.llm.answers import Question, read
+from coevolve_jax.llm.answers import read
+from coevolve_jax.llm.prompting import Question
 from coevolve_jax.records.workdir import fork
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine

@@ -74,13 +74,12 @@ def test_a_task_visited_once_counts_among_the_last_visits():
 
 
 def test_only_its_own_variants_replace_a_task():
-    for method, weights in (("webrl", [1, 1, 1]), ("middo", [0, 1, 1])):
-        lineage = Lineage(
-            "signal", step=4, parent="t0", signal="drop_call", context=f"{method}/4/t0/drop_call"
-        )
+    cases = {"webrl/4/t0/easier": 1, "middo/4/t0/easier": 0, "middo/4/t0/better": 0, "middo/4/t0/sibling": 1}
+    for context, weight in cases.items():
+        lineage = Lineage("signal", step=4, parent="t0", signal="drop_call", context=context)
         child = dataclasses.replace(a_task("child", "tool_0"), lineage=lineage)
         tasks = a_pool(a_task("t0", "tool_0", "tool_1"), a_task("t1", "tool_2"), child)
-        assert middo.in_use(tasks).tolist() == weights
+        assert middo.in_use(tasks).tolist() == [weight, 1, 1]
 
 
 def test_a_task_at_the_least_number_of_calls_stays():

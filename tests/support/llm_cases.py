@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.explorers import llm
 from coevolve_jax.explorers.llm.explorer import Action
-from coevolve_jax.llm.answers import Question
+from coevolve_jax.llm.prompting import Question
 from tests.support.openai_server import OpenAIServer
 
 TOOL = {

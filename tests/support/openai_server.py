@@ -207,6 +207,7 @@ class Model:
             '"tool"': self.explore,
             '"tasks"': self.abstract,
             '"turns"': self.judge,
+            '"answer"': self.say,
         }
         wanted = user.rpartition("Answer with a JSON object")[2]
         role = next(role for name, role in play.items() if name in wanted)
@@ -310,6 +311,14 @@ class Model:
     def judge(self, system, user, rng):
         count = int(re.search(r"each of the (\d+) turns", user)[1])
         return json.dumps({"turns": [{"thought": "Fine.", "reason": "ok"}] * count})
+
+    def say(self, system, user, rng):
+        """Answers a strategy: a grade, a yes, or a sentence that names what it was asked about."""
+        wanted = user.rpartition('"answer"')[2]
+        if "whole number" in wanted:
+            return json.dumps({"answer": str(rng.integers(1, 11))})
+        tools = ", ".join(dict.fromkeys(row["tool"] for row in objects(user) if "tool" in row))
+        return json.dumps({"answer": "yes" if '"yes"' in wanted else f"Said of {tools or 'it'}."})
 
 
 CHANGING = (

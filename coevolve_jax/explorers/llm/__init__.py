@@ -6,6 +6,7 @@ against a schema. Only a call to a tool that the environment offers is executed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from coevolve_jax.explorers.base import Family, Roles
 from coevolve_jax.explorers.llm.abstractor import Abstractor
 from coevolve_jax.explorers.llm.explorer import Explorer
 from coevolve_jax.explorers.llm.reflector import Reflector
+from coevolve_jax.explorers.llm.saying import ask
 from coevolve_jax.explorers.llm.validator import Validator
 from coevolve_jax.llm import answers, settings
 from coevolve_jax.llm.client import Client
@@ -58,4 +60,5 @@ def played_by(name: str, client: answers.Client, family: Family) -> Roles:
         Validator(client),
         client.costs,
         client.llm_calls,
+        ask=functools.partial(ask, client),
     )

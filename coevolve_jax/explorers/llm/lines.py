@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from coevolve_jax.llm.prompting import Prompts, json_line, line, step_line
+from coevolve_jax.llm.prompting import Prompts, call_line, json_line, line, step_line
 from coevolve_jax.types import Call, Context, Task, Triplet
 
 question = Prompts(Path(__file__).parent / "prompts").question
@@ -17,12 +17,12 @@ def history(triplets: Sequence[Triplet]) -> list[str]:
 
 def call_lines(calls: Iterable[Call]) -> list[str]:
     """One line of JSON per call."""
-    return [json_line({"tool": call.name, "arguments": dict(call.arguments)}) for call in calls]
+    return [call_line(call) for call in calls]
 
 
 def plan_lines(context: Context) -> list[str]:
     """One line per item of the context's plan: a call as JSON, or an action pattern."""
-    return [line(item) if isinstance(item, str) else call_lines([item])[0] for item in context.plan]
+    return [line(item) if isinstance(item, str) else call_line(item) for item in context.plan]
 
 
 def tool_lines(tools: Iterable[dict]) -> list[str]:

@@ -16,8 +16,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.llm.answers import Fault, Form, Question, book, read
+from coevolve_jax.llm.answers import Fault, Form, book, read
 from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.prompting import Question
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
 

@@ -1,0 +1,96 @@
+"""Questions that methods put to the explorer's language model (Lab.ask), and how they read its answers.
+
+The prompts are prompts/*.md. An answer is one line, which goes into other prompts as data. Where a number or
+a yes is asked for, anything else counts as no answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coevolve_jax.llm.prompting import Prompts, Question, call_line, line, seed_of
+from coevolve_jax.strategies.base import Lab
+from coevolve_jax.types import Call, Context, Task
+
+_prompts = Prompts(Path(__file__).parent / "prompts")
+_quoted = lambda text: json.dumps(line(text), ensure_ascii=False)
+
+
+def skills(lab: Lab, drawn: Mapping[str, tuple[Sequence[str], Context]]) -> dict[str, str]:
+    """Words for skills that Socratic-SWE draws: when the missed call is due, and what it needs.
+
+    drawn: skill -> (its parts: missed action, action instead, how it ended; the context of a draft).
+    """
+    values = {
+        key: {
+            **dict(zip(("missed", "instead", "how"), parts, strict=True)),
+            **_task(c.task),
+            "calls": [call_line(item) for item in c.plan if isinstance(item, Call)],
+        }
+        for key, (parts, c) in drawn.items()
+    }
+    return _asked(lab, "distil", "socratic", values)
+
+
+def guidelines(lab: Lab, weak: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Agent-World's guidelines for new tasks.
+
+    weak: action -> attempts and misses; mistakes, as texts; others, the actions of its toolset.
+    """
+    values = {
+        action: {**facts, "action": action, "mistakes": [_quoted(m) for m in facts["mistakes"]]}
+        for action, facts in weak.items()
+    }
+    return _asked(lab, "guide", "agent_world", values)
+
+
+def principles(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int) -> dict[str, str]:
+    """EvolveR's principles, of at most `characters` characters each; longer ones count as no answer.
+
+    shown: name -> do: whether it is a guiding one; request: what a user said; good and bad: the calls at
+      which a success and a failure part, as JSON values of `Call`, or None.
+    """
+    told = lambda call: call_line(Call.from_json(call)) if call else ""
+    values = {
+        name: {
+            "do": facts["do"],
+            "request": line(facts["request"]),
+            "good": told(facts["good"]),
+            "bad": told(facts["bad"]),
+            "characters": characters,
+        }
+        for name, facts in shown.items()
+    }
+    said = _asked(lab, "distil", "evolver_distil", values)
+    return {name: text for name, text in said.items() if len(text) <= characters}
+
+
+def same(lab: Lab, pairs: Mapping[str, tuple[str, str]]) -> set[str]:
+    """Names of the pairs of principles that are one. pairs: name -> their texts."""
+    values = {name: {"one": _quoted(a), "other": _quoted(b)} for name, (a, b) in pairs.items()}
+    said = _asked(lab, "merge", "evolver_merge", values)
+    return {name for name, text in said.items() if text.lower().strip(".! ") == "yes"}
+
+
+def grades(lab: Lab, tasks: Sequence[Task]) -> dict[str, int]:
+    """Middo's grades of tasks by their words, from 1 to 10, by task id."""
+    values = {t.id: {**_task(t), "calls": [call_line(call) for call in t.calls]} for t in tasks}
+    said = {id: text.strip(". ") for id, text in _asked(lab, "grade", "middo", values).items()}
+    return {id: int(text) for id, text in said.items() if text in map(str, range(1, 11))}
+
+
+def _task(task: Task) -> dict[str, list[str]]:
+    return {"requests": [line(turn.query) for turn in task.turns]}
+
+
+def _asked(lab: Lab, role: str, prompt: str, values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Asks one question for each name, and returns the usable answers by name."""
+    questions: list[Question] = [
+        _prompts.question(prompt, seed_of(prompt, name), {"subject": name}, **own)
+        for name, own in values.items()
+    ]
+    answers = lab.ask(role, questions) if questions else []
+    return {name: said for name, said in zip(values, answers, strict=True) if said}

@@ -1,0 +1,284 @@
+"""Methods that ask the explorer's language model: what it reads, and what they do with its answers."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coevolve_jax import build
+from coevolve_jax import config as configs
+from coevolve_jax.records.llm_calls import all_lines
+from coevolve_jax.records.llm_calls import whole as unpacked
+from coevolve_jax.strategies import evolver, middo, questions
+from coevolve_jax.synthesis.explore import unguided
+from coevolve_jax.train import train
+from coevolve_jax.types import Call, Group, Hint, Turn
+from tests.loop.test_train import comparable
+from tests.strategies.test_agent_world import Arena, X
+from tests.strategies.test_hints import MOVE, POST
+from tests.strategies.test_learner_services import Registry, traces
+from tests.strategies.test_strategies import rows, settings
+from tests.support.method_cases import (
+    Lab,
+    Rolls,
+    a_group,
+    a_pool,
+    a_rollout,
+    a_step,
+    a_task,
+    again,
+    config_of,
+)
+from tests.support.openai_server import OpenAIServer
+
+
+class Asked:
+    """Mixed into a lab: `says(role, question)` answers, and all questions are kept."""
+
+    says = staticmethod(lambda role, question: None)
+
+    def ask(self, role, questions):
+        self.questions = [*getattr(self, "questions", []), *((role, q) for q in questions)]
+        return [self.says(role, q) for q in questions]
+
+
+class AskedLab(Asked, Lab):
+    pass
+
+
+class AskedArena(Asked, Arena):
+    pass
+
+
+class AskedRegistry(Asked, Registry):
+    pass
+
+
+def wanted(question) -> str:
+    return question.user.rpartition("Answer with a JSON object")[2]
+
+
+# Socratic-SWE
+
+
+def test_a_skill_is_worded_once_and_its_drafts_carry_the_words():
+    config = config_of("socratic", **{"evolution.every": 1})
+    groups = [*traces(1, 4), *traces(2, 4)]
+    lab = AskedRegistry(config, [g.task for g in groups])
+    lab.says = lambda role, q: "About tool_1." if "tool_1 is due" in wanted(q) else None
+    strategy = build.strategy(config)
+    for step in range(2):
+        strategy.observe(step, groups)
+        strategy = again(strategy, config)
+        assert strategy.evolve(step, lab).added > 0
+    said = {c.must: c.summary for c in lab.contexts}
+    assert said == {
+        ("tool_1",): "About tool_1.",
+        ("tool_2",): "tool_2 is missed, and tool_5 is called instead.",
+    }
+    # The skill that got no words is asked about again, the other is not.
+    about = [next(n for n in ("tool_1", "tool_2") if f"{n} is due" in wanted(q)) for _, q in lab.questions]
+    assert sorted(about) == ["tool_1", "tool_2", "tool_2"] and {role for role, _ in lab.questions} == {
+        "distil"
+    }
+    (first,) = [q for _, q in lab.questions if "tool_1 is due" in wanted(q)]
+    assert "1. q" in first.user and "instead: tool_5" in first.user and '{"tool": "tool_0"' in first.user
+
+
+# Agent-World
+
+
+def test_guidelines_stand_in_the_contexts_of_their_action():
+    config = config_of("agent_world", **{"evolution.tasks": 4})
+    lab = AskedArena(config, a_pool(a_task("t", "tool_0", "tool_1")))
+    lab.says = lambda role, q: "Ask for it late." if f"The action: {X}" in q.user else None
+    build.strategy(config).evolve(4, lab)
+    assert {role for role, _ in lab.questions} == {"guide"} and len(
+        lab.questions
+    ) == 2  # half as many as tasks
+    said = {c.must[0]: c.summary for c in lab.contexts}
+    assert said.pop(X) == "Ask for it late."
+    assert all(text.endswith("attempts at unseen tasks.") for text in said.values())
+    plain = Arena(config, a_pool(a_task("t", "tool_0", "tool_1")))
+    build.strategy(config).evolve(4, plain)
+    assert [c.plan for c in plain.contexts] == [c.plan for c in lab.contexts]  # words change no draw
+
+
+# EvolveR
+
+
+def mixed(task, good, bad):
+    return Group(task, (a_rollout(task, 0, True, [a_step(good)]), a_rollout(task, 1, False, [a_step(bad)])))
+
+
+def test_a_model_words_principles_and_their_uses_are_counted():
+    config = config_of("evolver", distilled=1.0, prune_every=1)
+    strategy, lab = build.strategy(config), AskedLab(config, a_pool(MOVE, POST))
+    strategy.observe(0, [mixed(MOVE, "mv", "cp"), mixed(POST, "post", "like")])
+    assert strategy.help(MOVE, 0) == Hint("Hint: Use mv. Not cp.")
+    lab.says = lambda role, q: "Call mv to move." if '"mv"' in q.user and "what to do" in wanted(q) else None
+    strategy = again(strategy, config)
+    strategy.evolve(4, lab)
+    asked = [json.loads(line) for _, q in lab.questions for line in q.user.splitlines() if line[:1] == "{"]
+    assert len(lab.questions) == 4 and {row["tool"] for row in asked} == {"mv", "cp", "post", "like"}
+    assert sum("Move 'a' into 'b'." in q.user for _, q in lab.questions) == 2
+    strategy = again(strategy, config)
+    assert strategy.help(MOVE, 0) == Hint("Hint: Not cp. Call mv to move.")
+    assert strategy.help(POST, 0) == Hint("Hint: Use post. Not like.")
+    lab.questions = []
+    strategy.evolve(9, lab)
+    assert not lab.questions  # each is asked about once
+    for step in range(1, 4):
+        strategy.observe(step, [a_group(MOVE, False, False)])
+    assert strategy.help(MOVE, 0) is None  # the sentence is used, scored and pruned like any
+
+
+def test_a_sentence_without_room_is_left_out_and_not_used():
+    config = config_of("evolver", characters=len("Hint: Not cp. Call mv."))
+    texts = ("Call mv.", "Call mv now, please.")
+    for text, line in zip(texts, ("Hint: Not cp. Call mv.", "Hint: Not cp."), strict=True):
+        strategy = build.strategy(config)
+        good, bad = evolver.distil(mixed(MOVE, "mv", "cp"))
+        strategy._store = [{**good, "text": text}, bad]
+        assert strategy.help(MOVE, 0) == Hint(line)
+        strategy.observe(1, [a_group(MOVE, True)])
+        assert [p["uses"] for p in strategy._store] == [int(text in line), 1]
+    lab = AskedLab(config, a_pool(MOVE))
+    strategy = build.strategy(config_of("evolver", characters=30, distilled=1.0))
+    strategy.observe(0, [mixed(MOVE, "mv", "cp")])
+    lab.says = lambda role, q: "x" * (30 - len("Hint: ") + ("avoid" in wanted(q)))
+    strategy.evolve(4, lab)
+    assert ["text" in p for p in strategy._store] == [True, False]  # no line could hold the longer one
+
+
+def test_a_model_judges_what_is_merged():
+    config = config_of("evolver", distilled=1.0)
+    kept = {}
+    for answer in ("Yes.", "no", None):
+        strategy, lab = build.strategy(config), AskedLab(config, a_pool(MOVE))
+        lab.says = lambda role, q: answer if role == "merge" else "Move with the right tool."
+        for step, group in enumerate(
+            (mixed(MOVE, "mv", ""), mixed(MOVE, "rename", ""), mixed(POST, "post", ""))
+        ):
+            strategy.observe(step, [group])
+        strategy.evolve(4, lab)
+        kept[answer] = [p["action"] for p in strategy._store if p["do"]]
+        # Only principles of one task and kind are compared: of POST there is one.
+        assert [role for role, _ in lab.questions].count("merge") == 1
+    assert kept == {"Yes.": ["mv", "post"], "no": ["mv", "rename", "post"], None: ["mv", "rename", "post"]}
+
+
+# Middo
+
+
+def test_a_poorly_worded_task_is_replaced_by_one_that_is_worded_anew():
+    config = config_of("middo", lonely=0.0, **{"rollout.tasks_per_step": 3})
+    tasks = a_pool(*(a_task(f"t{i}", "tool_0", "tool_1", "tool_2") for i in range(10)))
+    named = a_task("vague", "tool_0", "tool_1", "tool_2")
+    tasks.add([dataclasses.replace(named, turns=(Turn("Do something.", named.calls),))])
+    strategy, lab = build.strategy(config), AskedLab(config, tasks)
+    lab.says = lambda role, q: "2" if "Do something." in q.user else "9"
+    strategy.evolve(4, lab)
+    assert [(c.task.id, c.signal) for c in lab.contexts] == [("vague", "other_arguments")]
+    strategy = again(strategy, config)
+    drawn = {g.task.id for s in range(60) for g in strategy.collect(s, lab.tasks, Rolls(lambda t: 0.5))}
+    (new,) = [t for t in lab.tasks if t.lineage.parent == "vague"]
+    assert "vague" not in drawn and new.id in drawn
+    assert len(lab.questions) == 11
+    strategy.evolve(9, lab)
+    assert len(lab.questions) == 12  # the new task alone
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 10), max_size=12), st.floats(0, 2))
+def test_a_grade_is_poor_below_the_mean_less_deviations(grades, deviations):
+    values = np.array([grades[id] for id in grades]) if grades else np.zeros(1)
+    bound = values.mean() - deviations * np.sqrt(((values - values.mean()) ** 2).mean())
+    found = middo.poor(grades, deviations)
+    assert all(grades[id] <= bound + 1e-9 for id in found)
+    assert all(grades[id] >= bound - 1e-9 for id in grades.keys() - found)
+
+
+# Answers are data
+
+
+@pytest.mark.parametrize("said", ["11", "0", "-1", "7.5", "seven", "1e0", "٣", "9 out of 10"])
+def test_only_a_whole_number_from_1_to_10_is_a_grade(said):
+    lab = AskedLab(config_of("middo"), a_pool())
+    lab.says = lambda role, q: said
+    assert questions.grades(lab, [a_task("t", "tool_0")]) == {}
+    lab.says = lambda role, q: "10."
+    assert questions.grades(lab, [a_task("t", "tool_0")]) == {"t": 10}
+
+
+@given(st.text(max_size=60))
+def test_no_text_of_an_environment_or_a_model_leaves_its_line(text):
+    def asked(word):
+        lab = AskedLab(config_of("static"), a_pool())
+        call = Call("tool_0", {"a": word})
+        task = dataclasses.replace(a_task("t", "x"), turns=(Turn(f"Do {word}.", (call,)),))
+        context = dataclasses.replace(unguided(task, "c"), plan=(call, "x"))
+        questions.skills(lab, {"s": (("x", "y", "error"), context)})
+        questions.guidelines(lab, {"x": {"attempts": 2, "misses": 1, "mistakes": [word], "others": ["y"]}})
+        shown = {"do": True, "request": f"Do {word}.", "good": call.to_json(), "bad": None}
+        questions.principles(lab, {"p": shown}, 100)
+        questions.same(lab, {"p": (word, f"{word}!")})
+        questions.grades(lab, [task])
+        return [q.user.splitlines() for _, q in lab.questions]
+
+    plain, other = asked("word"), asked(text)
+    assert [len(lines) for lines in plain] == [len(lines) for lines in other]
+
+
+def test_a_method_that_keeps_answers_is_refused_beside_training():
+    for name in ("evolver", "middo"):
+        with pytest.raises(ValueError, match=r"config\.evolution\.async_steps is 1: it must be 0"):
+            configs.check(config_of(name, **{"evolution.async_steps": 1}))
+
+
+# Runs over HTTP
+
+OWN = {
+    "agent_world": {"arena": 4, "arena_rollouts": 2, "drafts": 1.0, "runs": 2, "agree": 0},
+    "socratic": {"drafts": 1.0, "probe": 2, "goal": 2, "goal_probe": 2},
+    "evolver": {"distilled": 1.0},
+    "middo": {"lonely": 0.5},
+}
+ROLES = {"agent_world": "guide", "socratic": "distil", "evolver": "distil", "middo": "grade"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_a_run_asks_the_model_and_goes_on_where_it_was(name, tmp_path):
+    changes = {"steps": 6, "evolution.async_steps": 0, **{f"strategy.{k}": v for k, v in OWN[name].items()}}
+    with OpenAIServer() as server:
+        model = {"name": "llm", "base_url": server.url, "cache": str(tmp_path / "answers.sqlite")}
+        changes |= {f"explorer.{k}": v for k, v in model.items()}
+        config = configs.override(settings(name), changes)
+        train(config, tmp_path / "run", until=3)
+        train(config, tmp_path / "run")
+        asked = len(server.seen)
+        train(config, tmp_path / "whole")
+        assert len(server.seen) == asked  # the cache knows all answers: the same questions were asked
+    want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "run")
+    for file in want:
+        assert got[file] == want[file], file
+    packed = rows(tmp_path / "run", "llm_calls.jsonl")
+    lines = all_lines(packed)
+    calls = [unpacked(row, lines) for row in packed]
+    own = [d for d in calls if d["role"] == ROLES[name]]
+    assert own and all(d["about"]["subject"] and not d["fault"] for d in own)
+    ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())["costs"]
+    assert ledger[f"explorer/llm_requests/{ROLES[name]}"] == len(own)
+    if name in ("agent_world", "socratic"):  # the explorer reads the words
+        explored = [d["user"] for d in calls if d["role"] == "explore"]
+        assert any("What was seen: Said of" in text for text in explored)
+    elif name == "evolver":  # the policy does, once an evolution has made some
+        files = sorted((tmp_path / "run" / "trajectories").iterdir())
+        read = [text for file in files for row in map(json.loads, file.open()) for _, text in row["hints"]]
+        assert any(text.startswith("Hint: ") and "Said of" in text for text in read)
+    else:
+        state = json.loads((tmp_path / "run" / "tasks.jsonl").read_text().splitlines()[0])
+        assert state["id"] in {d["about"]["subject"] for d in own}
