@@ -65,7 +65,7 @@ class Lineage:
         the strategy's.
       signal: the kind of weakness that asked for the task, or the strategy ("blame"); None: unguided
         exploration.
-      parent: id of the task whose trajectory carried the signal, or of the scenario explored.
+      parent: id of the task that carried the signal or was varied, or of the scenario explored.
       context: id of the reflection.
       explorer: name of the explorer that made it.
       triplets: indices of the exploration steps that it was abstracted from.
@@ -539,6 +539,7 @@ class Context:
       turns: number of user turns of its tasks; None: the explorer chooses.
       plan: what exploration does first, in order: a call as it is, or an action pattern, whose arguments the
         explorer fills. Then it goes on freely. The steps of the plan are the first goal.
+      parent: id of the task that a variant is made of in another scenario; "": that of `task`.
     """
 
     id: str
@@ -553,6 +554,7 @@ class Context:
     calls: tuple[int, int] | None = None
     turns: int | None = None
     plan: tuple[Call | str, ...] = ()
+    parent: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,10 +102,12 @@ def _testbed(b: Board) -> list[str]:
         "apart. Headroom is the share of what the oracle gains over random, where its interval lies above 0.",
         "### Costs",
         _table(
-            ["method", "updates", "rollouts of batches", "of probes", "of branches", "new tasks",
+            ["method", "updates", "rollouts of batches", "of probes", "of branches", "gradients", "new tasks",
              "with a weak tool", "failed at first sight", "explorer steps", "LLM tokens", "minutes"],
             [_cost(r) for r in b.rows],
         ),
+        "Means over seeds. Gradients are those that a method compares. Minutes hold the start that the arms of "
+        "a seed share. They depend on the machine and on what ran beside it.",
         "### How near to the papers",
         "\n".join(
             f"* {_name(r['method'])}: {_plain(why)}" for r in b.rows if (why := fidelity(r["method"])[1])
@@ -134,7 +136,8 @@ def _result(r: Mapping[str, Any]) -> list[str]:
 
 def _cost(r: Mapping[str, Any]) -> list[str]:
     keys = (
-        "updates", "rollouts_policy", "rollouts_probe", "rollouts_branch", "new_tasks", "weak_tasks",
+        "updates", "rollouts_policy", "rollouts_probe", "rollouts_branch", "gradients", "new_tasks",
+        "weak_tasks",
     )  # fmt: skip
     whole = lambda value: "" if value is None else f"{value:,.0f}"
     minutes = None if r["seconds"] is None else r["seconds"] / 60

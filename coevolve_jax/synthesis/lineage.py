@@ -34,7 +34,7 @@ def at_birth(
     return Lineage(
         kind=birth.kind,
         signal=context.signal,
-        parent=context.task.id,
+        parent=context.parent or context.task.id,
         context=context.id,
         explorer=explorer,
         triplets=proposal.triplets[:calls],

@@ -60,7 +60,7 @@ def variant(
     if operator == "other_scene":
         others = [s for s in scenarios if s.scenario != task.scenario] or list(scenarios)
         place = others[int(rng.integers(len(others)))]
-        return dataclasses.replace(base, task=place, plan=task.actions, calls=(count, count))
+        return dataclasses.replace(base, task=place, parent=task.id, plan=task.actions, calls=(count, count))
     if operator == "new_turn":
         turns = len(task.turns) + 1
         return dataclasses.replace(base, plan=calls, calls=(count + 1, count + 1), turns=turns)

@@ -373,7 +373,7 @@ def made_up_task(
     turns = tuple(Turn("do it", calls[i::parts]) for i in range(parts))
     born = Lineage(kind, step=step)
     if context is not None:
-        born = Lineage(kind, context.signal, context.task.id, context.id, step=step)
+        born = Lineage(kind, context.signal, context.parent or context.task.id, context.id, step=step)
     return Task(id, "made_up", {"id": id}, turns, lineage=born)
 
 

@@ -81,7 +81,7 @@ def test_variants_of_real_tasks_are_what_their_operator_says(world):
             parent = next(p for p in parents if task.lineage.context == f"{operator}/{p.id}")
             calls, before = [signature(c) for c in task.calls], [signature(c) for c in parent.calls]
             more = {"drop_call": -1, "add_call": 1, "new_turn": 1}.get(operator, 0)
-            assert len(calls) == len(before) + more
+            assert len(calls) == len(before) + more and task.lineage.parent == parent.id
             if operator == "new_turn":
                 assert len(task.turns) == min(len(parent.turns) + 1, 3)
             if operator == "other_scene":
