@@ -106,8 +106,8 @@ def _testbed(b: Board) -> list[str]:
              "with a weak tool", "failed at first sight", "explorer steps", "LLM tokens", "minutes"],
             [_cost(r) for r in b.rows],
         ),
-        "Means over seeds. Gradients are those that a method compares. Minutes hold the start that the arms of "
-        "a seed share. They depend on the machine and on what ran beside it.",
+        "Means over seeds. Gradients are those that a method compares. Minutes hold the start that the arms "
+        "of a seed share. They depend on the machine and on what ran beside it.",
         "### How near to the papers",
         "\n".join(
             f"* {_name(r['method'])}: {_plain(why)}" for r in b.rows if (why := fidelity(r["method"])[1])
