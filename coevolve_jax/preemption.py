@@ -75,6 +75,19 @@ def interruptible() -> Iterator[None]:
         raise Preempted
 
 
+@contextmanager
+def whole() -> Iterator[None]:
+    """Wraps a part of interruptible work that is brought to its end first. Main thread only."""
+    global _interruptible
+    before, _interruptible = _interruptible, False
+    try:
+        yield
+    finally:
+        _interruptible = before
+    if before and _asked:
+        raise Preempted
+
+
 def asked() -> bool:
     """Whether the run has been asked to end."""
     return _asked

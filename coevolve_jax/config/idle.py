@@ -230,7 +230,7 @@ RULES = (
         "config.logging.trajectories is 0",
     ),
     Rule(
-        {"engine.sharded": (), "engine.cache_tokens": (2**20, 2**21)},
+        {"engine.sharded": (), "engine.matmul_dtype": (), "engine.cache_tokens": (2**20, 2**21)},
         lambda r: r.config.engine.name != "native",
         "it is the in-process engine's, and config.engine.name is not native",
     ),

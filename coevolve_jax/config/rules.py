@@ -213,6 +213,11 @@ RULES = (
         "native: strategy {strategy.name} trains copies of the policy, which this process must serve",
     ),
     Rule(
+        "rollout.max_staleness",
+        lambda c: "branch" not in methods.needs(c) or not c.rollout.max_staleness,
+        "0: strategy {strategy.name} serves copies of the policy, from which rollouts ahead would be sampled",
+    ),
+    Rule(
         "evaluation.queries",
         lambda c: (
             "queries" not in methods.needs(c)

@@ -193,7 +193,12 @@ def _check(sample: TrainingSample) -> None:
 
 
 def _routing(t: Trajectory, layers_and_experts: tuple[int, int]) -> np.ndarray:
-    """The trajectory's routing, [T, A, K]. Raises ValueError where it has none of that shape."""
+    """The trajectory's routing, [T, A, K]. Raises ValueError where it has none of that shape.
+
+    Where nothing was sampled, such as behind a prompt without room for a message, nothing is replayed.
+    """
+    if t.routing is None and not t.mask.any():
+        return np.full((len(t.ids), *layers_and_experts), -1, np.int16)
     found = None if t.routing is None else t.routing.shape[1:]
     if t.routing is None or found != layers_and_experts:
         raise ValueError(

@@ -31,7 +31,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from coevolve_jax import build
+from coevolve_jax import build, preemption
 from coevolve_jax.build import Policy
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
@@ -211,8 +211,9 @@ def _by_all(
         bound = signature.bind(leader, *arguments, **named).arguments
         given = {name: bound[name] for name in list(bound)[1:]}  # without self
         # An engine that runs ahead ticks in its own thread. The lock makes process 0 start calls in the order
-        # of publication, as the followers do.
-        with leader._turn:
+        # of publication, as the followers do. A call that is published is made, whatever asks the run to end.
+        main = threading.current_thread() is threading.main_thread()
+        with preemption.whole() if main else contextlib.nullcontext(), leader._turn:
             leader._part.publish(method.__name__, given)
             return leader._part.make(method.__name__, given)
 

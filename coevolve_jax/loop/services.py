@@ -82,9 +82,12 @@ class Services:
         k: int,
         step: int,
     ) -> tuple[Branch, int]:
-        """Does `Lab.branch`. Returns it, and how many updates it made. number: of the branch in this step."""
+        """Does `Lab.branch`. Returns it, and how many updates it made. number: of the branch in this step.
+
+        A copy of the policy that diverges ends there. It is worth what the policy itself is.
+        """
         c = configs.override(self._config, {"learner.epochs": 1})
-        rng = rng_for(c.seed, "branch", step, number)
+        rng = rng_for(c.seed, "branch tasks", step, number)
         before = roll(goal, 1, role="branch", greedy=True)
         on_branch, state, made = _OnBranch(self._learner), self._learner.fork(self._state()), 0
         try:
@@ -93,7 +96,10 @@ class Services:
                 groups = roll([tasks[i] for i in drawn], k, role="branch")
                 samples, _ = grpo_samples(c, groups, FilterState())
                 if samples:
-                    state, _ = learn(c, on_branch, state, samples)
+                    try:
+                        state, _ = learn(c, on_branch, state, samples)
+                    except FloatingPointError:  # of the copy, which is dropped: the policy is as it was
+                        return Branch(before, before), made
                     self._engine.update_weights(self._learner.policy_of_branch(state), step + 1)
                     made += 1
             after = roll(goal, 1, role="branch", greedy=True)

@@ -19,7 +19,7 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     macros    `Hint.macros` (rollout.tool_call_format other than python)
     ask       `Lab.ask`, whose answers go into its state (as for probe; it works without a model too)
     influence `Lab.influence` (as for probe; learner.optimizer_offload False)
-    branch    `Lab.branch` (as for probe; the in-process engine)
+    branch    `Lab.branch` (as for probe; the in-process engine; rollout.max_staleness 0)
     queries   tasks of D_t with `Task.is_query`: held-out ones without reference calls, whose rollouts always
               have reward 0 (config.evaluation.queries above 0)
 

@@ -215,6 +215,7 @@ IDLE = (
     ("warm_start.success_every", 9, {"warm_start.steps": 5}, []),
     ("engine.sharded", True, {}, [{"mesh.data": 2}]),
     ("engine.cache_tokens", 4096, {"engine.name": "sglang"}, [{}]),
+    ("engine.matmul_dtype", "bfloat16", {"engine.name": "sglang"}, [{}]),
     ("engine.attempts", 3, {}, [{"engine.name": "sglang"}]),
     ("engine.arguments", "--dp-size=2", {}, [{"engine.name": "sglang"}]),
     ("engine.servers", 2, {"engine.name": "sglang", "engine.url": "http://host:1"},

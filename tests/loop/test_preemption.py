@@ -128,6 +128,23 @@ def test_what_may_be_given_up_is_and_what_may_not_is_finished():
     assert len(done) == 2
 
 
+def test_a_part_of_what_may_be_given_up_is_brought_to_its_end_first():
+    done = []
+    with preemption.handle_signals():
+        with pytest.raises(preemption.Preempted), preemption.interruptible():
+            with preemption.whole():
+                os.kill(os.getpid(), signal.SIGUSR1)
+                done.append("the part")
+            done.append("the rest")
+        with preemption.whole():  # where nothing may be given up, a request waits
+            done.append("another part")
+    with preemption.handle_signals(), pytest.raises(KeyError), preemption.interruptible():
+        with preemption.whole():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            raise KeyError  # an error of the part's own comes first
+    assert done == ["the part", "another part"]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_request_that_python_drops_is_heeded_at_the_end():
     class Finalised:

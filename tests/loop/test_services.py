@@ -5,10 +5,14 @@ import json
 import pytest
 
 from coevolve_jax import config as configs
+from coevolve_jax.loop import services
 from coevolve_jax.train import train
 from tests.strategies.test_strategies import settings
+from tests.support.method_cases import a_group, a_task
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
+TINY = ROOT / "configs" / "bfcl_tiny.py"
 NAME = "tests.support.strategies.branching"
 
 
@@ -55,11 +59,50 @@ def test_costs_are_booked_and_scores_are_cosines(runs):
     assert [x != 0 for x in seen["scores"]] == seen["spread"]
 
 
+class Served:
+    """The learner and the engine of a branch. States are words; `served` lists the policies that served."""
+
+    routing = flops = score = None
+
+    def __init__(self):
+        self.served = []
+
+    def fork(self, state):
+        return "copy"
+
+    def policy(self, state):
+        return f"policy of {state}"
+
+    policy_of_branch = policy
+
+    def update_weights(self, policy, version):
+        self.served.append(policy)
+
+
+@pytest.mark.parametrize("fails, served", [(1, []), (2, ["policy of copy+", "policy of own"])])
+def test_a_copy_that_diverges_is_dropped_and_the_policy_serves_again(monkeypatch, fails, served):
+    updates = []
+
+    def learn(config, learner, state, samples):
+        updates.append(state)
+        if len(updates) == fails:
+            raise FloatingPointError
+        return f"{state}+", {}
+
+    monkeypatch.setattr(services, "learn", learn)
+    roll = lambda tasks, k, role, greedy=False: [a_group(t, *[m % 2 == 0 for m in range(k)]) for t in tasks]
+    own, tasks = Served(), [a_task(f"t{i}", "a") for i in range(3)]
+    made = services.Services(configs.load_file(TINY), own, own, lambda: "own")
+    found, count = made.branch(roll, tasks, tasks[:1], 0, updates=3, batch=2, k=2, step=4)
+    assert found.after is found.before and count == fails - 1 and own.served == served
+
+
 def test_what_the_learners_services_need_is_refused_by_name():
     for key, value, why in (
         ("evolution.async_steps", 1, "asks for rollouts"),
         ("learner.optimizer_offload", True, "scores tasks by Adam's moments"),
         ("engine.name", "sglang", "trains copies of the policy"),
+        ("rollout.max_staleness", 1, "serves copies of the policy"),
     ):
         changes = {key: value}
         with pytest.raises(ValueError, match=rf"config\.{key} is .*{why}"):

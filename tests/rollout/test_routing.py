@@ -287,6 +287,9 @@ def test_a_trajectory_without_the_routing_is_refused_and_without_replay_nothing_
             ValueError, match=rf"{found}, the learner replays \(2, 2\).*replay_routing to False"
         ):
             pack_for(learner, [bad])
+    # Where the sampler was never asked, nothing is replayed.
+    silent = dataclasses.replace(trajectories[0], routing=None, mask=np.zeros_like(trajectories[0].mask))
+    assert (pack_for(learner, [silent]).routing == -1).all()
     off = make_learner(random_params(MODEL), replay_routing=False)
     assert off.routing == (0, 0) and pack_for(off, trajectories).routing.size == 0
 
