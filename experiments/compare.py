@@ -143,6 +143,8 @@ def run() -> list:
         "command": f"{shipped.command('compare')} {shlex.join(sys.argv[1:])}",
     }
     theirs, whole = plan.written(folder, made) or bundle.plan_of(bundles, made), True
+    if not _ONLY_READ.value:
+        plan.check_whole(folder, theirs, made)
     made |= plan.fixed(theirs, made, bool(_PLANNED.value), {c.column for c in joined})
     if not _ONLY_READ.value:
         made |= plan.extended(theirs, made)

@@ -124,6 +124,7 @@ def run() -> None:
         )
     from coevolve_jax import build
     from coevolve_jax import config as configs
+    from coevolve_jax.analysis import stats
     from coevolve_jax.envs import base
     from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
     from coevolve_jax.models import hf_io
@@ -182,12 +183,16 @@ def run() -> None:
         )
         checked = None if held_out else family.report(groups, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
-    if held_out and any(task.is_query for task in tasks):  # the run may have learned from these
-        counted["categories"] = {t.id: "queries" if t.is_query else "others" for t in tasks}
+    kinds = {kind: name for name, kind in stats.SETS.items()}
+    sets = {t.id: kinds.get(t.lineage.kind, "others") for t in tasks} if held_out else {}
+    if several := len(set(sets.values())) > 1:  # they say different things: no number is of all of them
+        counted["categories"] = sets
+        groups = [g for g in groups if sets[g.task.id] == "iid"]
     parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
     by_task = counted.get("by_task", result.by_task)
     rows = scores(by_task, _ROLLOUTS.value, parts, alike)
-    solved, trials = (sum(count[i] for count in by_task.values()) for i in (0, 1))
+    counts = [count for id, count in by_task.items() if not several or sets[id] == "iid"]
+    solved, trials = (sum(count[i] for count in counts) for i in (0, 1))
     success = base.share(solved, trials, len(base.outcomes_of(groups)) - trials)
     if checked:  # the family may define success in another way
         success |= {key: checked[key] for key in ("success", "success_if_invalid_failed") if key in checked}
@@ -198,6 +203,7 @@ def run() -> None:
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
             "scoring": checked.pop("scoring") if checked else "the environment's own grading",
             "tasks": len(tasks),
+            **({"success_of": "the i.i.d. set; the scores below tell the sets apart"} if several else {}),
             "worked_examples": _SHOTS.value,
             "samples": _ROLLOUTS.value,
             "temperature": _TEMPERATURE.value,

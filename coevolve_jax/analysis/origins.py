@@ -27,7 +27,7 @@ def origins(run: Run) -> list[dict]:
 
 
 def by_exploration(llm_calls: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
-    """Splits questions by the id of their context, then by exploration of it.
+    """Splits questions by the id of their context, then by exploration of it. Leaves a strategy's own out.
 
     An exploration begins with the first step of its first round. Earlier questions, such as a reflection,
     belong to the first exploration.
@@ -35,7 +35,9 @@ def by_exploration(llm_calls: Iterable[Mapping]) -> dict[str, list[list[Mapping]
     found: dict[str, list[list[Mapping]]] = {}
     for row in llm_calls:
         about = row["about"]
-        times = found.setdefault(about.get("context", ""), [[]])
+        if "context" not in about:
+            continue
+        times = found.setdefault(about["context"], [[]])
         begins = row["role"] == "explore" and about["round"] == about["step"] == 0
         if begins and any(other["role"] == "explore" for other in times[-1]):
             times.append([])

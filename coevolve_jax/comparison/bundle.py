@@ -29,7 +29,7 @@ from coevolve_jax.comparison import results
 from coevolve_jax.comparison.arms import ARMS
 from coevolve_jax.comparison.cells import begun
 from coevolve_jax.comparison.consistency import check_run
-from coevolve_jax.comparison.plan import Cell, cell_config, diverged, ended, finished, start_config
+from coevolve_jax.comparison.plan import RAN, Cell, cell_config, diverged, ended, finished, start_config
 from coevolve_jax.comparison.quality import quality
 
 FINISHED = (
@@ -74,7 +74,8 @@ def write(
         workdir, files = cell.workdir(folder), {}
         if not ended(workdir):
             continue
-        for name in FINISHED if finished(workdir) else DIVERGED:
+        names = FINISHED if finished(workdir) else DIVERGED
+        for name in (*names, *([RAN] if (workdir / RAN).exists() else [])):
             content = (workdir / name).read_bytes()
             files[name] = hashlib.sha256(content).hexdigest()
             contents[files[name]] = content
@@ -117,7 +118,7 @@ def read(path: Path) -> Bundle:
         for entry in made["cells"]:
             cell = _cell(entry)
             names = tuple(entry["files"])
-            if set(names) not in (set(FINISHED), set(DIVERGED)) or cell in cells:
+            if {*names} - {RAN} not in (set(FINISHED), set(DIVERGED)) or cell in cells:
                 raise ValueError(f"{_named(cell)} has the files {', '.join(sorted(names))}, or stands twice")
             cells[cell] = {name: _content(path, name, entry["files"][name]) for name in names}
         told = {key: str(made[key]) for key in ("commit", "machine", "date")}
@@ -198,7 +199,7 @@ def join(
     Raises ValueError, in one sentence with the bundle, the cell, the value and the remedy.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries, moves, known = [], {}, {}
+    entries, moves, known, coming = [], {}, {}, dict[Cell, Path]()
     here = [(c, c.workdir(folder), f"{_named(c)} in {folder}") for c in (*chosen, *joined(made))]
     here = [run for run in here if finished(run[1])]
     here += [(c, c.start(folder), f"{c.start(folder)}") for c in chosen if begun(c.start(folder))]
@@ -214,22 +215,23 @@ def join(
             taken, repeated, alike, others = 0, 0, 0, []
             for cell in bundle.cells:
                 mine, new = cell.workdir(folder), cell.workdir(there)
+                have = mine if ended(mine) else coming.get(cell)  # here, or in a bundle before this one
                 if mine.exists() and not ended(mine):
                     raise ValueError(
                         f"{bundle.name}: {_named(cell)} is being run in {mine}: let it end and leave it out, "
                         "or delete that folder."
                     )
                 own = cell in chosen
-                same = ended(mine) and _evaluated(mine) == _evaluated(new)
-                if not own and ended(mine) and not same:
+                same = have is not None and _evaluated(have) == _evaluated(new)
+                if not own and have is not None and not same:
                     raise ValueError(
                         f"{bundle.name}: {_named(cell)} has other counts than the cell of that name that "
                         f"joined before: leave one of the two out, and delete {mine} to replace it."
                     )
-                if not ended(mine):
-                    moves[new] = mine
-                taken += own and not ended(mine)
-                repeated += own and ended(mine)
+                if have is None:
+                    moves[new], coming[cell] = mine, new
+                taken += own and have is None
+                repeated += own and have is not None
                 alike += own and same
                 others += [] if own else [cell._asdict()]
             entries.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from ml_collections import ConfigDict
 import coevolve_jax
 from coevolve_jax import shipped
 from coevolve_jax.comparison.plan import (
+    RAN,
     Cell,
     changes,
     diverged,
@@ -44,6 +47,15 @@ def prepare(folder: Path, config: ConfigDict, cell: Cell) -> None:
         workdirs.fork(cell.start(folder), 0, cell.workdir(folder), changes(config, cell))
 
 
+def note_origin(workdir: Path) -> None:
+    """Adds this commit, machine and date to the cell's RAN, unless it names them already."""
+    path = workdir / RAN
+    before = json.loads(path.read_text()) if path.exists() else []
+    now = {"commit": commit(), "machine": machine(), "date": f"{datetime.date.today()}"}
+    if now not in before:
+        path.write_text(json.dumps([*before, now]) + "\n")
+
+
 def run_all(
     folder: Path,
     config: ConfigDict,
@@ -65,9 +77,8 @@ def run_all(
     """
     starts: dict[Path, list[Cell]] = {}
     for cell in cells:
-        if retry and diverged(cell.workdir(folder)):
-            forget_divergence(cell.workdir(folder))
-        if not ended(cell.workdir(folder)):
+        again = retry and diverged(cell.workdir(folder))
+        if again or not ended(cell.workdir(folder)):
             starts.setdefault(cell.start(folder), []).append(cell)
     works, of = [], {}
     for start, own in starts.items():
@@ -83,10 +94,16 @@ def run_all(
 
 
 def _work(folder: Path, config: ConfigDict, cell: Cell) -> Work:
-    """Runs a cell to its end. One that diverges is done too."""
+    """Runs a cell to its end. One that diverges is done too. One that has diverged begins anew."""
     workdir = cell.workdir(folder)
     done = lambda status: (status == 0 and finished(workdir)) or bool(diverged(workdir))
-    prepared = lambda: prepare(folder, config, cell)
+
+    def prepared() -> None:
+        prepare(folder, config, cell)
+        if diverged(workdir):
+            forget_divergence(workdir)
+        note_origin(workdir)
+
     return Work(_name(workdir, folder), command(workdir), _log(workdir), done, prepared)
 
 
@@ -113,7 +130,8 @@ def machine() -> str:
     models = _values([Path("/proc/cpuinfo")], "model name")
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     gpus = _values(cards, "Model") if os.environ.get("JAX_PLATFORMS") != "cpu" else []
-    cores = f"{len(os.sched_getaffinity(0))} cores of {models[0] if models else 'unknown processor'}"
+    count = len(os.sched_getaffinity(0))
+    cores = f"{count} core{'s' if count > 1 else ''} of {models[0] if models else 'unknown processor'}"
     return ", ".join([cores, *gpus])
 
 

@@ -184,7 +184,8 @@ def board(testbed: Testbed) -> Board:
         }
     )
     letters = many_to_one.letters(ranked, many_to_one.apart(fitted, ranked))
-    secondary = {name: _means(testbed.rows, METRICS[name]) for name in ("others", "iid")}
+    kept = [r for r in testbed.rows if r["arm"] in by_seed]
+    secondary = {name: _means(kept, METRICS[name]) for name in ("others", "iid")}
     gap = means[ORACLE] - means[RANDOM] if ORACLE in means and (first[ORACLE].low or 0) > 0 else 0.0
     papers = {s.arm: s.paper for s in systems() if s.arm}
     config, rows = testbed.plan["config"], []
@@ -206,7 +207,7 @@ def board(testbed: Testbed) -> Board:
             "headroom_share": (means[a] - means[RANDOM]) / gap if gap > 0 else None,
             **{name: values.get(a) for name, values in secondary.items()},
             **_costs(a, testbed.costs),
-            **_origin(a, testbed.plan),
+            **_origin(a, testbed),
         }
         if versus:
             row |= {"diff_random": versus.difference, "lo": versus.low, "hi": versus.high, "p": versus.p}
@@ -351,8 +352,18 @@ def _costs(column: str, costs: Iterable[Mapping[str, Any]]) -> dict[str, float |
     return found
 
 
-def _origin(column: str, asked: Mapping[str, Any]) -> dict[str, str]:
-    """Commit and date of an arm's runs: the plan's, or its bundle's where it was run elsewhere."""
+def _origin(column: str, testbed: Testbed) -> dict[str, str]:
+    """Commits and dates of an arm's runs, joined by "+".
+
+    Runs that do not tell have those of the plan, or of their bundle where the arm was run elsewhere.
+    """
+    asked = testbed.plan
+    own = [r for r in testbed.costs if r["arm"] == column]
+    if own and all(r.get("commit") for r in own):
+        told = lambda key: [part for r in own for part in str(r[key]).split("+")]
+        dates = sorted(told("date"))
+        between = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        return {"commit": "+".join(dict.fromkeys(told("commit"))), "date": between}
     for entry in asked.get("joined", ()):
         if any(cell["arm"] == column.partition("+")[0] for cell in entry["cells"]):
             return {"commit": entry["commit"], "date": entry["date"]}

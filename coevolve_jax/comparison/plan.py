@@ -43,6 +43,10 @@ class Cell(NamedTuple):
         return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
 
 
+# In a cell's folder: the commits, machines and dates under which it ran (cells.note_origin).
+RAN = "ran.json"
+
+
 def finished(workdir: Path) -> bool:
     return (workdir / "summary.json").exists()
 
@@ -223,6 +227,22 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
                 "counts in Holm's correction."
             )
     return found
+
+
+def check_whole(folder: Path, theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> None:
+    """Raises ValueError where a command leaves out arms, seeds or settings of the comparison in the folder.
+
+    Its plan and its tables would lose them, and a later command would seem to add them.
+
+    theirs: the plan in the folder; None: there is none. made: the new command's plan.
+    """
+    ours = json.loads(json.dumps({key: made[key] for key in ("arms", "seeds", "settings")}))
+    lost = {key: [x for x in (theirs or {}).get(key, ()) if x not in ours[key]] for key in ours}
+    if said := ", ".join(f"{key} {' '.join(map(str, values))}" for key, values in lost.items() if values):
+        raise ValueError(
+            f"{folder} holds a comparison that also has {said}: name these too (--run says which arms run "
+            "now), or use another --workdir."
+        )
 
 
 def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[str, Any]:

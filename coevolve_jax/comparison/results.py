@@ -29,7 +29,7 @@ from coevolve_jax.comparison.differences import (
     no_values,
 )
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
-from coevolve_jax.comparison.plan import Cell, diverged, ended, finished
+from coevolve_jax.comparison.plan import RAN, Cell, diverged, ended, finished
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.types import GIVEN, mixed
 
@@ -119,7 +119,15 @@ def _costs(workdir: Path) -> dict[str, Any]:
         "failed_at_first_visit": _mean(1 - score for score in first),
         **start_digests(workdir),
         "seconds": sum(summary["seconds"].values()),
+        **_origin(workdir),
     }
+
+
+def _origin(workdir: Path) -> dict[str, str | None]:
+    """Commits and dates under which a cell ran, by its RAN; None for a cell without it."""
+    told = json.loads((workdir / RAN).read_text()) if (workdir / RAN).exists() else []
+    join = lambda key: "+".join(dict.fromkeys(str(entry[key]) for entry in told)) or None
+    return {key: join(key) for key in ("commit", "date")}
 
 
 def _lost(workdir: Path, metrics: Sequence[Mapping]) -> dict[str, Any]:

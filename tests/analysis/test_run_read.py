@@ -160,6 +160,9 @@ def test_what_is_behind_tasks_and_behind_what_became_none():
         ],
         llm_calls=questions("first", "c", "vain"),
     )
+    # A strategy's own question is behind no task.
+    asked = [*run.llm_calls, {**run.llm_calls[0], "role": "grade", "about": {"subject": "t1"}}]
+    run = dataclasses.replace(run, llm_calls=asked)
     found = origins(run)
     assert [(o["context"], bool(o["exploration"]), len(o["llm_calls"])) for o in found] == [
         ("c", True, 6), ("c", True, 0), ("none", True, 0), ("first", False, 6), ("vain", False, 6),

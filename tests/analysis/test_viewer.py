@@ -235,6 +235,27 @@ def test_a_point_of_the_map_is_a_task(visit, workdir):
     assert pixels(found, ".map canvas") != before
 
 
+def test_the_tasks_of_a_strategys_own_name_have_a_filter_a_badge_and_a_gain(visit, workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "run")
+    tasks = lines(tmp_path / "run" / "tasks.jsonl")
+    new = [t for t in tasks if t["lineage"]["signal"]]
+    for task in new[:3]:
+        task["lineage"]["signal"] = "blame"
+        task["record"].update(trained=2, first_score=0.25, last_score=0.75)
+    tasks[0]["lineage"].update(kind="query", signal=None)
+    (tmp_path / "run" / "tasks.jsonl").write_text("".join(json.dumps(t) + "\n" for t in tasks))
+    report.write_report(tmp_path / "run")
+    found = visit(address(tmp_path / "run", view="tasks"))
+    count = found.locator("#tasks .count")
+    found.select_option("#tasks select[name=origin]", "blame")
+    assert count.inner_text() == "3 of 44"
+    assert "blame" in found.locator("#tasks p.key").inner_text()
+    found.select_option("#tasks select[name=origin]", "new")
+    assert count.inner_text() == f"{len(new)} of 44"  # the query is none
+    found = visit(address(tmp_path / "run", view="overview"))
+    expect(found.locator("#overview")).to_contain_text("blame, 3 tasks")
+
+
 def test_tasks_are_filtered_and_searched(visit, workdir):
     found = visit(address(workdir, view="tasks"))
     count = found.locator("#tasks .count")

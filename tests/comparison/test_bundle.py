@@ -363,6 +363,29 @@ def test_cells_that_are_here_already_stand_and_the_agreement_is_told(home, tmp_p
         join(folder, opened)
 
 
+def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_path):
+    first, config = bundle.read(home / "runs" / "half_solved"), json.loads(json.dumps(_numbers()))
+    made = {"config": config, "seeds": [0], "settings": [{}], "arms": ["random"]}
+    both = lambda folder, *bundles: bundle.join(folder, bundles, CONFIG, made, plan.cells(["random"], [0]))
+    copy = bundle.read(forge(home / "runs" / "half_solved", tmp_path / "copy", lambda made, files: None))
+    entries = both(tmp_path / "alike", first, copy)
+    assert [(e["taken"], e["repeated"], e["alike"]) for e in entries] == [(1, 0, 0), (0, 1, 1)]
+    for cell in first.cells:
+        names = {p.name for p in cell.workdir(tmp_path / "alike").iterdir()}
+        assert names == {*bundle.FINISHED, plan.RAN}
+
+    def swapped(rows):  # one task more solved, and another one less
+        own = [r for r in rows if r["set"] == "iid"][-1]["by_task"]
+        low, high = min(own, key=lambda t: own[t][0]), max(own, key=lambda t: own[t][0])
+        own[low], own[high] = own[high], own[low]
+
+    other = bundle.read(forge(home / "runs" / "half_solved", tmp_path / "other", rows_changed(swapped)))
+    with pytest.raises(
+        ValueError, match=f"other: {NAME}, seed 0 has other counts than the cell of that name"
+    ):
+        both(tmp_path / "unlike", first, other)
+
+
 def test_a_run_that_diverged_is_in_the_bundle_as_one(home, tmp_path):
     opened = bundle.read(home / "runs" / "half_solved")
     folder = tmp_path / "comparison"

@@ -812,6 +812,18 @@ def test_differences_that_nobody_planned_first_are_not_said_to_be():
     assert ("blame", "random") in results._planned({}, columns)[0]
 
 
+@pytest.mark.parametrize("lost", [{"arms": ["static"]}, {"seeds": [0]}, {"settings": [{"steps": 4}]}, None])
+def test_a_command_that_leaves_out_a_part_of_the_comparison_is_refused(lost, tmp_path):
+    theirs = {"arms": ["static", "random"], "seeds": [0, 1], "settings": [{"steps": 4}, {"steps": 8}]}
+    plan.check_whole(tmp_path, None, theirs)
+    more = {"arms": ["oracle", *theirs["arms"]], "seeds": [2, 1, 0], "settings": theirs["settings"]}
+    if lost is None:
+        return plan.check_whole(tmp_path, theirs, more)
+    (key,), (left,) = lost, theirs[next(iter(lost))][1:] if "settings" not in lost else [{"steps": 8}]
+    with pytest.raises(ValueError, match=re.escape(f"also has {key} {left}: name these too")):
+        plan.check_whole(tmp_path, theirs, {**more, **lost})
+
+
 def test_what_later_commands_add_is_dated_and_told():
     first = {
         "seeds": [0, 1],

@@ -448,6 +448,8 @@ def test_a_run_without_a_valid_trial_and_an_arm_without_a_common_seed_stop_no_bo
     board = board_of(folder(tmp_path / "b", lacking))
     assert "my.little" not in {r["method"] for r in board.rows}
     assert "my.little shares no seed with random and stands in no table." in board.said
+    lacking |= {(arm, 207) for arm in SKILL if arm != "my.little"}  # it shares none with any arm
+    assert {r["method"] for r in board_of(folder(tmp_path / "c", lacking)).rows} == set(SKILL) - {"my.little"}
 
 
 def test_flips_that_make_differences_alike_give_no_interval_and_no_crash():
@@ -485,3 +487,13 @@ def test_arms_that_were_added_later_have_their_own_commit_and_are_named(tmp_path
     found = {r["method"]: r["commit"] for r in board.rows}
     assert (found["random_probe"], found["random"]) == ("later", "c0ffee")
     assert "Added after the run began, on 2026-12-20: arms random_probe." in board.said
+
+
+def test_runs_that_tell_their_commit_and_date_are_believed_before_the_plan(tmp_path):
+    bed = leaderboard.load("bfcl", [folder(tmp_path / "runs")])
+    told = lambda r: ("one+two", "2026-12-02") if int(r["seed"]) == 203 else ("one", "2026-12-01")
+    names = ("commit", "date")
+    costs = [{**r, **dict(zip(names, told(r)))} if r["arm"] == "my.good" else r for r in bed.costs]
+    found = {r["method"]: (r["commit"], r["date"]) for r in leaderboard.board(bed._replace(costs=costs)).rows}
+    assert found["my.good"] == ("one+two", "2026-12-01 to 2026-12-02")
+    assert found["random"] == ("c0ffee", bed.plan["date"])

@@ -384,6 +384,22 @@ def test_a_run_is_evaluated_within_its_own_limits(finished, quick, tmp_path):
         assert told["limits"] == limits and told["max_new_tokens"] == (8 if more else ours["max_new_tokens"])
         for name in ("max_length", "max_observation", "tool_call_format"):
             assert told[name] == ours[name]
+    tasks = rows(finished, "held_out.jsonl")
+    for task in tasks[::2]:
+        task["lineage"]["kind"] = "balanced"
+    shutil.copytree(finished, tmp_path / "sets")
+    (tmp_path / "sets" / "held_out.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    program[1] = f"--workdir={tmp_path / 'sets'}"
+    done = forked.run([*program, f"--output={tmp_path / 'sets.json'}"], quick)
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole, told = (json.loads((tmp_path / name).read_text()) for name in ("0.json", "sets.json"))
+    counts, sets = whole["environment"]["by_task"], {t["id"]: t["lineage"]["kind"] for t in tasks}
+    own = [counts[id] for id, kind in sets.items() if kind == "held_out"]
+    assert told["environment"]["by_task"] == counts and 0 < len(own) < len(counts)
+    assert told["success"] == sum(n for n, _ in own) / sum(n for _, n in own)
+    assert "the i.i.d. set" in told["protocol"]["success_of"] and "success_of" not in whole["protocol"]
+    assert f"of {sum(n for _, n in own)} rollouts" in done.stdout
+    program[1] = f"--workdir={finished}"
     done = forked.run([*program, f"--output={finished / 'config.json' / 'x.json'}"], quick)
     assert done.returncode != 0 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
 

@@ -39,6 +39,11 @@ const here = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)
 const link = (place, ...children) => h("a", { href: address(place) }, ...children);
 
 const ORIGINS = ["initial", "random", "forgetting", "boundary", "rare", "evaluation"];
+// All origins of tasks, the usual ones first: a strategy may name its own.
+const originsOf = (tasks) => {
+  const there = new Set(tasks.map((t) => t.origin));
+  return [...ORIGINS.filter((o) => there.has(o)), ...[...there].filter((o) => !ORIGINS.includes(o)).sort()];
+};
 const colourOf = (origin) => (ORIGINS.includes(origin) ? `--${origin}` : "--other");
 const badge = (origin) => {
   const node = h("span", { class: "badge" }, origin);

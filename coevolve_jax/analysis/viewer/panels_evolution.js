@@ -51,9 +51,7 @@ const EVOLUTION = [
     draw: (host, run) => {
       const last = Math.max(...run.metrics.step.slice(-1), ...run.tasks.map((t) => t.step)) + 2; // what the last one added is seen
       const x = Array.from({ length: last + 1 }, (_, i) => i);
-      const origins = [...new Set(run.tasks.map((t) => t.origin))].sort(
-        (a, b) => ORIGINS.indexOf(a) - ORIGINS.indexOf(b),
-      );
+      const origins = originsOf(run.tasks);
       const series = origins.map((label) => {
         const born = new Map();
         run.tasks
@@ -122,7 +120,7 @@ const EVOLUTION = [
     has: (run) => run.tasks.some((t) => t.visits > 1),
     missing: "No task has been visited twice.",
     draw: (host, run) => {
-      const rows = ORIGINS.map((origin) => {
+      const rows = originsOf(run.tasks).map((origin) => {
         const gains = run.tasks.filter((t) => t.origin === origin && t.visits > 1).map(taskGain);
         return { origin, n: gains.length, mean: gains.reduce((a, b) => a + b, 0) / gains.length };
       }).filter((row) => row.n);

@@ -36,7 +36,7 @@ const tasksView = (host, run, store) => {
     ]),
   );
   const set = (change) => goTo({ view: "tasks", ...change });
-  const origins = ORIGINS.filter((o) => all.some((t) => t.origin === o));
+  const origins = originsOf(all);
   const filter = choice(
     "origin",
     "Origin",
@@ -59,7 +59,7 @@ const tasksView = (host, run, store) => {
   const key = h(
     "p",
     { class: "key" },
-    ["initial", "random", "forgetting", "boundary", "rare", "evaluation"].filter((o) => origins.includes(o)).map(badge),
+    origins.map(badge),
     h(
       "span",
       { class: "soft" },
@@ -92,7 +92,7 @@ const tasksView = (host, run, store) => {
       const words = (place.q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
       const origin = place.origin ?? "";
       const fits = (t) =>
-        (!origin || t.origin === origin || (origin === "new" && !["initial", "evaluation"].includes(t.origin))) &&
+        (!origin || t.origin === origin || (origin === "new" && !["initial", "evaluation", "query"].includes(t.origin))) &&
         words.every((w) => texts.get(t).includes(w));
       if (shown !== JSON.stringify([origin, words])) {
         const among = origin === "refused" ? refused : all;
