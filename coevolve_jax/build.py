@@ -167,6 +167,8 @@ def explorer(
     left = [part for part in configs.PARTS if config.explorer.get(part) == "scripted"]
     roles = roles._replace(**{part: getattr(rules, part) for part in left if part != "initial"})
     roles = roles._replace(initial=rules) if "initial" in left else roles
+    if set(left) == set(configs.PARTS):
+        roles = roles._replace(ask=None)  # no model is asked
     if rewords and policy and engine and agent:
         from coevolve_jax.explorers.wording import worded  # here: it needs the packages of explorer=policy
 

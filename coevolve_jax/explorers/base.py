@@ -161,9 +161,9 @@ class Explorer(Protocol):
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
         """Chooses the next call of each episode. None ends its round, and so does a tool not on offer.
 
-        With config.explorer.solve the role also solves tasks. The context's signal is then "solve". Its task
-        holds the user's messages so far and no calls. `round` is the index of the last message. None says
-        that the last message is done.
+        With config.explorer.solve the role also solves tasks, unless it has SOLVES = False. The context's
+        signal is then "solve". Its task holds the user's messages so far and no calls. `round` is the index
+        of the last message. None says that the last message is done.
         """
         ...
 

@@ -86,8 +86,9 @@ class Laboratory:
         self._book_roles()
         return contexts
 
-    def ask(self, role: str, questions: Sequence[Question]) -> list[str | None]:
-        ask = self.synthesizer.roles.ask
+    def ask(self, role: str, questions: Sequence[Question], *, reader: str = "") -> list[str | None]:
+        by_rules = reader and self.synthesizer.config.explorer.get(reader) == "scripted"
+        ask = None if by_rules else self.synthesizer.roles.ask
         found: list[str | None] = ask(role, questions) if ask else [None] * len(questions)
         self._book_roles()
         return found

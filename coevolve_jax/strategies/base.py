@@ -91,14 +91,17 @@ class Lab(Protocol):
         """Returns the reflector's structured context for each piece of evidence, in order."""
         ...
 
-    def ask(self, role: str, questions: Sequence[Question]) -> list[str | None]:
+    def ask(self, role: str, questions: Sequence[Question], *, reader: str = "") -> list[str | None]:
         """Asks the explorer's language model. Returns one line for each question, in order.
 
         None stands for an answer that is not usable, and for all of them where rules explore
         (explorer=scripted). A method then goes by its own rules. Prompts lie beside the strategies, in
         prompts/*.md (llm/prompting.py). They end with what the field "answer" of a JSON object shall hold.
 
-        role: the name under which the ledger counts these questions.
+        Args:
+          role: the name under which the ledger counts these questions.
+          reader: the explorer's part that the answers are for ("explorer", "abstractor"). Where rules play
+            it, nothing is asked.
         """
         ...
 

@@ -16,9 +16,8 @@ A language model, where one explores, words new principles at the next evolution
 is alike says the same as an earlier one of the task and kind.
 
 Read against the authors' code. Faithful: score, pruning, both kinds, the best three. Its further rewards have
-weight 0, so the reward is the outcome. Missing: the policy distils its own principles (explorer=policy has it
-do so, without training on it). With rules alone it is another method. Retrieval is no action of the policy's,
-and always comes. The growth of D_t is that of `random`.
+weight 0, so the reward is the outcome. Missing: training the policy to distil. With rules alone it is another
+method. Retrieval is no action of the policy's, and always comes. The growth of D_t is that of `random`.
 """
 
 from __future__ import annotations
@@ -51,15 +50,12 @@ DEFAULTS = {
 }
 
 # do: guiding or cautionary; action, words, task: its source; uses, successes; text: a model's sentence;
-# shown: what a model is asked about, until the next evolution.
+# shown: what a model is asked about, until the next evolution; also: actions of merged ones.
 Principle = Mapping
 
 
 class EvolveR(Static):
-    """`Static` with hints from a store of principles (strategies/base.py documents the methods).
-
-    Its state, besides that of `Static`: the principles, oldest first.
-    """
+    """`Static` with hints from a store of principles: its state, besides that of `Static`, oldest first."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"read": 0, "prune_below": 0, "prune_every": 1, "characters": 0})
@@ -72,18 +68,18 @@ class EvolveR(Static):
         return Hint(before_task=line) if line else None
 
     def _read(self, task: Task) -> tuple[str, list[int]]:
-        """The line of the principles for a task, actions before sentences, and the places of those in it."""
-        found, most = self._retrieved(task), self._config.strategy.characters
-        bare = {i: self._store[i] for i in found if not self._store[i].get("text")}
-        advice = lambda do: [p["action"] for p in bare.values() if p["do"] is do]
-        do, avoid = hints.said(advice(True), advice(False), most)
-        line = hints.line(do, avoid, most)
-        held = [i for i, p in bare.items() if p["action"] in (do if p["do"] else avoid)]
+        """The line of a task's principles, and their places. What has no room as a sentence is an action."""
+        found, most, told = self._retrieved(task), self._config.strategy.characters, dict[int, str]()
         for i in found:
-            longer = f"{line or 'Hint:'} {self._store[i].get('text')}"
-            if i not in bare and len(longer) <= most:
-                line, held = longer, [*held, i]
-        return line, held
+            text = f" {self._store[i].get('text', '')}"
+            if len("Hint:" + "".join(told.values()) + text) <= most and text != " ":
+                told[i] = text
+        bare, room = [i for i in found if i not in told], most - len("".join(told.values()))
+        advice = lambda do: [self._store[i]["action"] for i in bare if self._store[i]["do"] is do]
+        said = hints.said(advice(True), advice(False), room)
+        held = [i for i in bare if self._store[i]["action"] in said[not self._store[i]["do"]]]
+        line = (hints.line(*said, room) or "Hint:") + "".join(told.values())
+        return (line, [*held, *told]) if held or told else ("", [])
 
     def _retrieved(self, task: Task) -> list[int]:
         """Places in the store of the principles for a task: most words in common first, then the score."""
@@ -124,19 +120,18 @@ class EvolveR(Static):
         store = [dict(p) for p in self._store]
         new = {f"{i}/{p['action']}": p for i, p in enumerate(store) if "shown" in p}
         shown = {name: {"do": p["do"], **p.pop("shown")} for name, p in new.items()}
-        room = self._config.strategy.characters - len("Hint: ")
-        for name, text in questions.principles(lab, shown, room).items():
+        for name, text in questions.principles(lab, shown, self._config.strategy.characters // 2).items():
             new[name]["text"] = text
-        like = lambda p, q: hints.alike(p["text"], q["text"]) >= self._config.strategy.merge_from
-        pairs = {}
-        for name, p in new.items():
-            kin = [
-                q for q in store[: int(name.split("/")[0])] if (p["task"], p["do"]) == (q["task"], q["do"])
-            ]
-            near = [q for q in kin if "text" in p and "text" in q and like(p, q)]
-            pairs |= {name: (near[0]["text"], p["text"])} if near else {}
-        merged = [new[name] for name in questions.same(lab, pairs)]
-        self._store = [p for p in store if not any(p is q for q in merged)]
+        twins = {}
+        for name, p in ((name, p) for name, p in new.items() if "text" in p):
+            for q in (q for q in store[: int(name.split("/")[0])] if "text" in q):
+                if (p["task"], p["do"]) == (q["task"], q["do"]) and self._alike(p["text"], q["text"]):
+                    twins.setdefault(name, q)
+        pairs = {name: (q["text"], new[name]["text"]) for name, q in twins.items()}
+        for name in sorted(questions.same(lab, pairs)):
+            twins[name]["also"] = [*twins[name].get("also", []), new[name]["action"]]
+            store = [p for p in store if p is not new[name]]
+        self._store = store
 
     def _drawn(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """The groups to distil, of those with both outcomes."""
@@ -145,8 +140,11 @@ class EvolveR(Static):
         return [mixed[i] for i in order[:most]]
 
     def _same(self, a: Principle, b: Principle) -> bool:
-        alike = hints.alike(a["action"], b["action"]) >= self._config.strategy.merge_from
+        alike = any(self._alike(a["action"], x) for x in (b["action"], *b.get("also", ())))
         return (a["task"], a["do"]) == (b["task"], b["do"]) and alike
+
+    def _alike(self, a: str, b: str) -> bool:
+        return hints.alike(a, b) >= self._config.strategy.merge_from
 
     def to_json(self) -> dict:
         return {**super().to_json(), "store": self._store}

@@ -48,11 +48,15 @@ DEFAULTS = {
 }
 
 
+# Ends of the contexts' ids whose tasks replace their parents; "drop_call" is that of earlier runs.
+REPLACING = ("easier", "better", "drop_call")
+
+
 class Middo(Static):
     """`Static` with another `evolve`, and odds of 0 for replaced tasks.
 
-    Its state: the losses of each task at its last two visits, and the grades of tasks. D_t's lineages say
-    which tasks are replaced.
+    Its state: the losses of each task at its last two visits, and the grades of tasks (0: the answer was no
+    grade). D_t's lineages say which tasks are replaced.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -81,8 +85,9 @@ class Middo(Static):
         tasks = [task for task, weight in zip(lab.tasks, used, strict=True) if weight]
         hard = too_hard({t.id: losses.get(t.id, []) for t in tasks}, c.strategy.deviations)
         easier = [t for t in tasks if t.id in hard and len(t.calls) > c.data.min_calls]
-        self._grades |= questions.grades(lab, [t for t in tasks if t.id not in self._grades])
-        bad = poor({t.id: self._grades[t.id] for t in tasks if t.id in self._grades}, c.strategy.deviations)
+        graded = questions.grades(lab, [t for t in tasks if t.id not in self._grades])
+        self._grades = {**self._grades, **graded}  # a new one: an evolution that is given up leaves the old
+        bad = poor({t.id: n for t in tasks if (n := self._grades.get(t.id))}, c.strategy.deviations)
         bad -= {t.id for t in easier}
         siblings = loneliest(tasks, c.strategy.neighbours)[: int(c.strategy.lonely * len(tasks))]
         wanted = [(t, "drop_call", "easier") for t in easier]
@@ -96,7 +101,7 @@ class Middo(Static):
         return synthesize_in_turn(lab, contexts, wanted=limit, kind="signal", step=step, rng=rng)
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "losses": self._losses, "grades": self._grades}
+        return {**super().to_json(), "losses": dict(self._losses), "grades": dict(self._grades)}
 
 
 make = Middo
@@ -105,7 +110,7 @@ make = Middo
 def in_use(tasks: TaskPool) -> np.ndarray:
     """Whether each task of D_t is in use [N]: 0 where an easier or better one of this method replaces it."""
     made = [(t.lineage.parent, (t.lineage.context or "").split("/")) for t in tasks]
-    replaced = {id for id, born in made if born[0] == "middo" and born[-1] in ("easier", "better")}
+    replaced = {id for id, born in made if born[0] == "middo" and born[-1] in REPLACING}
     return np.array([float(task.id not in replaced) for task in tasks])
 
 

@@ -1,7 +1,6 @@
 """Questions that methods put to the explorer's language model (Lab.ask), and how they read its answers.
 
-The prompts are prompts/*.md. An answer is one line, which goes into other prompts as data. Where a number or
-a yes is asked for, anything else counts as no answer.
+The prompts are prompts/*.md. An answer is one line, which goes into other prompts as data.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def skills(lab: Lab, drawn: Mapping[str, tuple[Sequence[str], Context]]) -> dict
         }
         for key, (parts, c) in drawn.items()
     }
-    return _asked(lab, "distil", "socratic", values)
+    return _asked(lab, "distil", "socratic", values, "explorer")
 
 
 def guidelines(lab: Lab, weak: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
@@ -44,7 +43,7 @@ def guidelines(lab: Lab, weak: Mapping[str, Mapping[str, Any]]) -> dict[str, str
         action: {**facts, "action": action, "mistakes": [_quoted(m) for m in facts["mistakes"]]}
         for action, facts in weak.items()
     }
-    return _asked(lab, "guide", "agent_world", values)
+    return _asked(lab, "guide", "agent_world", values, "explorer")
 
 
 def principles(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int) -> dict[str, str]:
@@ -76,21 +75,23 @@ def same(lab: Lab, pairs: Mapping[str, tuple[str, str]]) -> set[str]:
 
 
 def grades(lab: Lab, tasks: Sequence[Task]) -> dict[str, int]:
-    """Middo's grades of tasks by their words, from 1 to 10, by task id."""
+    """Middo's grades of tasks by their words, from 1 to 10, by task id; 0 for an answer that is no grade."""
     values = {t.id: {**_task(t), "calls": [call_line(call) for call in t.calls]} for t in tasks}
-    said = {id: text.strip(". ") for id, text in _asked(lab, "grade", "middo", values).items()}
-    return {id: int(text) for id, text in said.items() if text in map(str, range(1, 11))}
+    said = {id: text.strip(". ") for id, text in _asked(lab, "grade", "middo", values, "abstractor").items()}
+    return {id: int(text) if text in map(str, range(1, 11)) else 0 for id, text in said.items()}
 
 
 def _task(task: Task) -> dict[str, list[str]]:
     return {"requests": [line(turn.query) for turn in task.turns]}
 
 
-def _asked(lab: Lab, role: str, prompt: str, values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Asks one question for each name, and returns the usable answers by name."""
+def _asked(
+    lab: Lab, role: str, prompt: str, values: Mapping[str, Mapping[str, Any]], reader: str = ""
+) -> dict[str, str]:
+    """Asks one question for each name, and returns the usable answers by name. reader: as in `Lab.ask`."""
     questions: list[Question] = [
         _prompts.question(prompt, seed_of(prompt, name), {"subject": name}, **own)
         for name, own in values.items()
     ]
-    answers = lab.ask(role, questions) if questions else []
+    answers = lab.ask(role, questions, reader=reader) if questions else []
     return {name: said for name, said in zip(values, answers, strict=True) if said}

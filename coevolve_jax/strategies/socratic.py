@@ -1,14 +1,12 @@
 """Socratic-SWE (arXiv 2606.07412): failures become skills, skills become tasks, gradients choose among them.
 
-Skill: (first call that a failed rollout misses, what it called instead, how that ended). Counts of skills
-fade. A skill's example is the task with the calls up to where the rollout leaves a successful one; without a
-success the reference calls stand for it.
+Skill: (first call that a failed rollout misses, what it called instead, how that ended). Its count fades. Its
+example is the task with the calls up to where the rollout leaves a success, or else the reference calls.
 
 Tasks: skills are drawn by count and weight. A draft repeats an example's calls, and then has to call what was
 missed. The influence of its rollouts on those of a trusted set, made in scenarios set apart, chooses the
-drafts for D_t. The weight of a skill is 1, then 1 plus the mean influence of its last drafts.
-
-A language model, where one explores, words each skill once for its drafts.
+drafts for D_t. The weight of a skill is 1, then 1 plus the mean influence of its last drafts. A language
+model, where one explores, words each skill once for its drafts.
 
 No code was found. Faithful: from traces to skills to validated tasks, and the gradient as judge. Missing: a
 language model as generator that earns the influence; here it chooses drafts. At our sizes it hardly repeats

@@ -337,7 +337,7 @@ class Synthesizer:
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
         verdicts = made.verdicts
-        if self.config.explorer.get("solve", 0):
+        if self.config.explorer.get("solve", 0) and getattr(self.roles.explorer, "SOLVES", True):
             solve = lambda tasks: self._solve(tasks, stats, request.rng)
             verdicts = admitted(verdicts, solve, unless=self._leaks)
         if request.admit is not None:

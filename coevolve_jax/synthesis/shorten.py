@@ -124,7 +124,7 @@ def _answers(goal: Goal, run: Execution) -> tuple[int, ...]:
         for i, (t, unchanged) in enumerate(zip(goal.steps, still))
         if unchanged
         and t.index in goal.wanted
-        and t.observation.text not in EMPTY
+        and t.observation.text.strip() not in EMPTY
         and len(t.observation.text) <= MAX_ANSWER
     )
 

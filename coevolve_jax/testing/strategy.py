@@ -285,7 +285,7 @@ class MadeUpLab:
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))
 
-    def ask(self, role: str, questions: Sequence[Question]) -> list[str | None]:
+    def ask(self, role: str, questions: Sequence[Question], *, reader: str = "") -> list[str | None]:
         """Answers with a number from 1 to 9 and, to one question in four, nothing."""
         made = [rng_for(self.config.seed, "ask", 0, seed_of(role, q.user)).integers(1, 13) for q in questions]
         return [str(n) if n < 10 else None for n in made]

@@ -15,7 +15,7 @@ from coevolve_jax import envs
 from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.explorers import llm
+from coevolve_jax.explorers import llm, scripted
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.lines import call_lines, history, lead, question
 from coevolve_jax.llm.client import Client
@@ -320,6 +320,18 @@ def test_a_query_that_does_not_say_what_is_done_is_found_out_by_doing_what_it_sa
     assert kept >= 3  # they are solvable and solved: only a judge can tell
     kept, caught, _ = faulty_tasks(server, pool, "wrong_argument", solve=0)
     assert kept >= 5 and caught == 0  # execution alone does not read the query
+
+
+def test_rules_that_explore_do_not_solve(pool):
+    """Where rules make D_0 (initial=scripted), or explore at all, tasks are not solved from their words."""
+    config = settings("static")
+    config.explorer = configs.explorer("llm")
+    config.explorer.update(solve=2, explorer="scripted")
+    made = Synthesizer(scripted.make(config, envs.load("bfcl")), bfcl.tools, pool, config, None)
+    stats = made.synthesize_unguided(
+        TaskPool(), bfcl.scenarios("train")[:9], SynthesisRequest(4, "x", 0, np.random.default_rng(0))
+    )
+    assert stats.added == 4 and not stats.refused["not_solved"] and stats.solve_steps == 0
 
 
 # Text from an environment stays data

@@ -59,6 +59,17 @@ def test_the_latest_answer_counts():
     assert phrasing.singled_out("b", [step(0, "x", {}, {"a": {"n": 1}, "b": {}, "c": {"n": 2}})], None) == ""
 
 
+def test_an_answer_that_a_later_call_may_have_changed_describes_nothing():
+    """The reproduction's price was raised in between: "the lowest price" is another product by then."""
+    listed = step(0, "list", {}, {"mug": {"price": 5}, "pen": {"price": 9}, "cup": {"price": 7}})
+    raised = step(1, "set_price", {"product": "mug", "price": 60}, 60)
+    other = step(1, "greet", {"customer": "Ada"}, True)
+    rng = np.random.default_rng(0)
+    assert phrasing.singled_out("mug", [listed, other], rng) == "the lowest price"
+    assert phrasing.singled_out("mug", [listed, raised], rng) == ""
+    assert phrasing.singled_out("pen", [listed, raised], rng) == ""
+
+
 def test_values_stand_in_the_place_of_their_argument():
     price = step(1, "price", {"product": "mug", "price": 4}, 4)
     texts = {

@@ -1,6 +1,7 @@
 """The scripted explorer's choices: the next call, its probability, and the goals that it forms."""
 
 import dataclasses
+import json
 from collections import Counter
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from coevolve_jax.explorers.base import Episode, Goal, Limits
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.plans import fulfilled, upcoming
+from coevolve_jax.explorers.scripted import arguments
 from coevolve_jax.explorers.scripted.abstractor import (
     SIZE_SHARES,
     Abstractor,
@@ -298,6 +300,18 @@ def test_names_of_records_and_of_people_are_values_and_other_keys_are_not():
     code = {name: weighed(deep, parameter(name)).get("k9") for name in ("code", "gate", "garden", "root")}
     below_three = 1 + 3 * 0.3  # only the nearest of the three names above a value says what it is
     assert code == pytest.approx({"code": 5 / below_three, "gate": 2 / below_three, "garden": 0, "root": 0})
+
+
+@pytest.mark.parametrize(
+    "text", [str(10**400), '{(0, 1): "x"}', "{1, 2}", "{1: 'x', 'a': 2}", "[{2}]", "1e999", "b'x'", "..."]
+)
+def test_no_answer_stops_exploration(text):
+    found = list(arguments.harvest(arguments.json_value(text), "answer"))
+    for entry in found:
+        for kind in ("string", "integer", "number"):
+            value = arguments.cast(entry.value, kind)
+            assert value is None or json.loads(json.dumps(value)) == value
+    assert arguments.json_value("[('a', 1), {'b': None}]") == [["a", 1], {"b": None}]
 
 
 def test_a_long_text_gives_five_of_its_words_to_search_for():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,11 @@ from hypothesis import strategies as st
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.explorers.base import Roles
+from coevolve_jax.explorers.llm.saying import Saying
+from coevolve_jax.llm.answers import Fault, read
+from coevolve_jax.llm.prompting import Question
+from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.records.llm_calls import all_lines
 from coevolve_jax.records.llm_calls import whole as unpacked
 from coevolve_jax.strategies import evolver, middo, questions
@@ -40,7 +47,7 @@ class Asked:
 
     says = staticmethod(lambda role, question: None)
 
-    def ask(self, role, questions):
+    def ask(self, role, questions, reader=""):
         self.questions = [*getattr(self, "questions", []), *((role, q) for q in questions)]
         return [self.says(role, q) for q in questions]
 
@@ -138,20 +145,39 @@ def test_a_model_words_principles_and_their_uses_are_counted():
 
 def test_a_sentence_without_room_is_left_out_and_not_used():
     config = config_of("evolver", characters=len("Hint: Not cp. Call mv."))
-    texts = ("Call mv.", "Call mv now, please.")
-    for text, line in zip(texts, ("Hint: Not cp. Call mv.", "Hint: Not cp."), strict=True):
+    cases = {
+        "Call mv.": ("Hint: Not cp. Call mv.", [1, 1]),
+        "Call mv now so.": ("Hint: Call mv now so.", [1, 0]),  # the better one first
+        "Call mv now, please.": ("Hint: Use mv. Not cp.", [1, 1]),  # too long: its action stands for it
+    }
+    for text, (line, uses) in cases.items():
         strategy = build.strategy(config)
         good, bad = evolver.distil(mixed(MOVE, "mv", "cp"))
         strategy._store = [{**good, "text": text}, bad]
         assert strategy.help(MOVE, 0) == Hint(line)
         strategy.observe(1, [a_group(MOVE, True)])
-        assert [p["uses"] for p in strategy._store] == [int(text in line), 1]
+        assert [p["uses"] for p in strategy._store] == uses
     lab = AskedLab(config, a_pool(MOVE))
-    strategy = build.strategy(config_of("evolver", characters=30, distilled=1.0))
+    strategy = build.strategy(config_of("evolver", characters=60, distilled=1.0))
     strategy.observe(0, [mixed(MOVE, "mv", "cp")])
-    lab.says = lambda role, q: "x" * (30 - len("Hint: ") + ("avoid" in wanted(q)))
+    lab.says = lambda role, q: "x" * (30 + ("avoid" in wanted(q)))
     strategy.evolve(4, lab)
-    assert ["text" in p for p in strategy._store] == [True, False]  # no line could hold the longer one
+    assert ["text" in p for p in strategy._store] == [True, False]  # two have to fit into a line
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["mv", "cp", "rename_file"]),
+                          st.text("ab ", max_size=40))),
+       st.integers(5, 80))  # fmt: skip
+def test_the_line_of_principles_keeps_its_length_and_holds_what_it_says(principles, most):
+    strategy = build.strategy(config_of("evolver", characters=most, read=4))
+    fresh = {"words": ["into", "move"], "task": "t", "uses": 0, "successes": 0}
+    strategy._store = [
+        {"do": d, "action": a, **({"text": x} if x else {}), **fresh} for d, a, x in principles
+    ]
+    line, held = strategy._read(MOVE)
+    assert len(line) <= most and bool(line) == bool(held) and len(set(held)) == len(held)
+    for p in (strategy._store[i] for i in held):
+        assert f" {p['action']}" in line or p["text"] in line
 
 
 def test_a_model_judges_what_is_merged():
@@ -168,6 +194,9 @@ def test_a_model_judges_what_is_merged():
         kept[answer] = [p["action"] for p in strategy._store if p["do"]]
         # Only principles of one task and kind are compared: of POST there is one.
         assert [role for role, _ in lab.questions].count("merge") == 1
+        strategy = again(strategy, config)
+        strategy.observe(5, [mixed(MOVE, "rename", "")])  # what was merged does not come again
+        assert [p["action"] for p in strategy._store if p["do"]] == kept[answer]
     assert kept == {"Yes.": ["mv", "post"], "no": ["mv", "rename", "post"], None: ["mv", "rename", "post"]}
 
 
@@ -188,8 +217,14 @@ def test_a_poorly_worded_task_is_replaced_by_one_that_is_worded_anew():
     (new,) = [t for t in lab.tasks if t.lineage.parent == "vague"]
     assert "vague" not in drawn and new.id in drawn
     assert len(lab.questions) == 11
+    before = strategy.to_json()
+    lab.says = lambda role, q: "8/10"
     strategy.evolve(9, lab)
     assert len(lab.questions) == 12  # the new task alone
+    assert new.id not in before["grades"]  # a state that was saved stays as it was
+    strategy.evolve(14, lab)
+    assert len(lab.questions) == 12 and strategy.to_json()["grades"][new.id] == 0  # asked once, whatever came
+    strategy.evolve(19, AskedLab(config, lab.tasks))  # no grade at all, as from a server that is away
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 10), max_size=12), st.floats(0, 2))
@@ -204,11 +239,34 @@ def test_a_grade_is_poor_below_the_mean_less_deviations(grades, deviations):
 # Answers are data
 
 
+def test_a_number_that_a_model_writes_as_one_is_a_line():
+    assert read('{"answer": 7}', Saying).answer == "7"
+    for bad in ('{"answer": true}', '{"answer": ""}', '{"answer": ["7"]}'):
+        with pytest.raises(Fault):
+            read(bad, Saying)
+
+
+def test_nothing_is_asked_for_a_part_that_rules_play_or_where_rules_play_all():
+    config = config_of("static")
+    config.explorer = configs.explorer("llm")
+    config.explorer.update(
+        base_url="http://127.0.0.1:9/v1", attempts=1, cache="", model="m", abstractor="scripted"
+    )
+    said = lambda role, questions: ["yes"] * len(questions)
+    roles = Roles("r", *[None] * 4, ask=said)
+    made = SimpleNamespace(roles=roles, config=config)
+    lab = Laboratory(a_pool(), [], made, None, Counter())
+    asked = [lab.ask("x", [Question("s", "u", 1)], reader=r) for r in ("", "explorer", "abstractor")]
+    assert asked == [["yes"], ["yes"], [None]]
+    config.explorer.update(dict.fromkeys(configs.PARTS, "scripted"))
+    assert build.explorer(config).ask is None
+
+
 @pytest.mark.parametrize("said", ["11", "0", "-1", "7.5", "seven", "1e0", "٣", "9 out of 10"])
 def test_only_a_whole_number_from_1_to_10_is_a_grade(said):
     lab = AskedLab(config_of("middo"), a_pool())
     lab.says = lambda role, q: said
-    assert questions.grades(lab, [a_task("t", "tool_0")]) == {}
+    assert questions.grades(lab, [a_task("t", "tool_0")]) == {"t": 0}
     lab.says = lambda role, q: "10."
     assert questions.grades(lab, [a_task("t", "tool_0")]) == {"t": 10}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from coevolve_jax.llm.answers import Client
 from coevolve_jax.llm.prompting import Question, line
 
 
 class Saying(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # asked for a number, models write one
     answer: str = Field(min_length=1, max_length=600)
 
 

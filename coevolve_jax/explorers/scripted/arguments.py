@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -134,8 +133,8 @@ class Bank:
 
 
 def json_value(text: str) -> Any:
-    """Parses an answer: JSON, else a Python literal (as BFCL writes lists), else the text itself."""
-    for read in (json.loads, ast.literal_eval):
+    """Parses an answer: JSON, else a Python literal of that shape (BFCL writes lists so), else the text."""
+    for read in (json.loads, lambda text: json.loads(json.dumps(ast.literal_eval(text)))):
         try:
             return read(text)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
@@ -154,7 +153,7 @@ def succeeded(observation: Observation) -> bool:
 
 def cast(value: Any, type_: str) -> Any:
     """The value if a parameter of this type takes it, else None. A number is rounded to 2 decimals."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
     if type_ == "string":
         return value if isinstance(value, str) and value != "None" else None
     if type_ == "integer":

@@ -30,6 +30,8 @@ FOCUS, SEEN, MADE = 4.0, 0.3, 0.1
 class Explorer:
     """Explores by rules. Its caches of tools and banks only save time and change no call."""
 
+    SOLVES = False  # it reads no user's words
+
     def __init__(self, action_pattern: Callable[[Call], str]):
         self._action_pattern = action_pattern
         self._boxes: dict[tuple[str, ...], tuple[Sequence[dict], dict[str, Tool]]] = {}

@@ -76,13 +76,14 @@ def singled_out(value: Any, seen: Sequence[Triplet], rng: np.random.Generator) -
     """Says what singles a name out among the records of an earlier answer, as "the lowest price".
 
     Returns "" where no earlier answer does. The latest answer that has the name counts: older ones may hold
-    no more.
+    no more. Nor does it, where a later call names one of its records, which it may have changed.
     """
     if not isinstance(value, str):
         return ""
+    named: set[Any] = set()
     for step in reversed(seen):
         records = records_of(json_value(step.observation.text))
-        if value in records:
+        if value in records and named.isdisjoint(records):
             found = [
                 f"the {word} {field.replace('_', ' ')}"
                 for field in sorted(_numbers(records[value]))
@@ -90,6 +91,9 @@ def singled_out(value: Any, seen: Sequence[Triplet], rng: np.random.Generator) -
                 if _alone(records, value, field, best)
             ]
             return found[rng.integers(len(found))] if found else ""
+        if value in records:
+            return ""
+        named.update(v for v in step.call.arguments.values() if isinstance(v, str))
     return ""
 
 
