@@ -257,17 +257,18 @@ def _metrics(rows: Sequence[Mapping[str, Any]], primary: str | None) -> list[str
 
 def _budgets(own: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Means over an arm's runs, of the budgets that they have."""
-    keys = [k for k in dict.fromkeys(k for r in own for k in r) if k not in ("arm", "seed", "diverged")]
-    return {
-        key: _mean(r[key] for r in own if r.get(key) is not None)
-        for key in keys
-        if not key.endswith("_digest")
-    }
+    keys = [k for k in dict.fromkeys(k for r in own for k in r) if k not in ("seed", "diverged")]
+    return {key: _mean(r[key] for r in own if r.get(key) is not None) for key in keys if not _is_text(key)}
+
+
+def _is_text(key: str) -> bool:
+    """Whether a column of cells.csv holds words."""
+    return key in ("arm", "commit", "date") or key.endswith("_digest")
 
 
 def number(key: str, value: Any) -> Any:
     """Parses a value of cells.csv. A value that is no text stays as it is."""
-    if not isinstance(value, str) or key == "arm" or key.endswith("_digest"):
+    if not isinstance(value, str) or _is_text(key):
         return value
     return None if value == "" else int(value) if key == "seed" else float(value)
 

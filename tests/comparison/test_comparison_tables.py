@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 import statistics
 
 import pytest
@@ -338,6 +339,7 @@ def test_cells_csv_column_by_column(folder, found):
     assert rows.pop(("coevolve", 2)) == {"arm": "coevolve", "seed": 2, "diverged": 3}
     for cell in DONE:
         row = rows.pop((cell.arm, cell.seed))
+        assert (row.pop("commit"), row.pop("date")) == (None, None)  # nothing tells
         told = {key: value for key, value in row.items() if not key.endswith("_digest")}
         assert told == {k: pytest.approx(v) if isinstance(v, float) else v for k, v in costs(cell).items()}
     assert not rows
@@ -351,6 +353,21 @@ def test_cells_csv_column_by_column(folder, found):
             values = [row[key] for row in own if row[key] is not None]
             assert value == (pytest.approx(statistics.fmean(values)) if values else None), key
         assert entry["budgets"].keys() == own[0].keys() - {"arm", "seed", "diverged"}
+
+
+def test_a_cell_tells_its_commits_and_dates(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "runs")
+    ran = [
+        {"commit": c, "machine": "m", "date": f"2026-12-0{i}"}
+        for i, c in ((1, "one"), (2, "two"), (3, "one"))
+    ]
+    (DONE[0].workdir(tmp_path / "runs") / plan.RAN).write_text(json.dumps(ran))
+    made = results.read(tmp_path / "runs", PLAN, CELLS, keep=True)
+    with open(tmp_path / "runs" / "cells.csv") as f:
+        row = next(r for r in csv.DictReader(f) if (r["arm"], r["seed"]) == (DONE[0].arm, str(DONE[0].seed)))
+    assert row["commit"] == "one+two"
+    assert row["date"] == "2026-12-01+2026-12-02+2026-12-03"
+    assert not any({"commit", "date"} & entry["budgets"].keys() for entry in made["arms"])
 
 
 def test_digests_are_of_what_tasks_are(folder):
