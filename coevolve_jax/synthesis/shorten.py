@@ -26,13 +26,15 @@ def shorten(env_pool: EnvPool, goals: Sequence[Goal]) -> list[Goal | None]:
        still answers as recorded.
 
     Returns None for a goal that does not reproduce, or whose wanted steps are not successful steps of one
-    round.
+    round. Also for one that leaves everything as it is and asks for no answer.
     """
     whole = {n: found for n, goal in enumerate(goals) if (found := _with_round(goal)) is not None}
     needed, left, ends = _drop_unneeded(env_pool, whole), dict[int, Goal](), dict[int, str]()
     for (n, goal), run in zip(needed.items(), _execute(env_pool, needed.values())):
-        if _reproduces(goal, run):
-            left[n] = dataclasses.replace(goal, asked=_answers(goal, run))
+        asked = _answers(goal, run) if _reproduces(goal, run) else ()
+        # Without an answer or another state, an agent that does nothing would reach the goal too.
+        if asked or (_reproduces(goal, run) and run.fingerprints[-1] != run.fingerprints[0]):
+            left[n] = dataclasses.replace(goal, asked=asked)
             ends[n] = run.fingerprints[-1]
     active = list(left)
     while active:

@@ -132,6 +132,15 @@ def test_shortening_drops_pairs_that_undo_each_other(pool):
     assert [t.call.name for t in solution.steps] == ["touch"]
 
 
+def test_a_goal_that_an_agent_reaches_by_doing_nothing_is_none(pool):
+    round_trip = [("a.txt", "b"), ("b", "c"), ("c", "a.txt")]  # no step and no pair of them can go
+    calls = [Call("mv", {"source": a, "destination": b}) for a, b in round_trip]
+    assert all(not t.observation.error for t in recorded(pool, file_task(), calls))
+    assert shortened(pool, file_task(), calls, (0, 1, 2)) is None
+    asks = shortened(pool, file_task(), [*calls, Call("ls", {})], (0, 1, 2, 3))
+    assert asks is not None and asks.steps[-1].call.name == "ls"
+
+
 def test_what_is_no_goal_has_no_solution_and_the_others_keep_their_places(pool):
     task = file_task()
     calls = [Call("touch", {"file_name": "x"}), Call("cat", {"file_name": "none"}), Call("ls", {})]
