@@ -131,7 +131,7 @@ class EvolveR(Static):
         for name in sorted(questions.same(lab, pairs)):
             twins[name]["also"] = [*twins[name].get("also", []), new[name]["action"]]
             store = [p for p in store if p is not new[name]]
-        self._store = store
+        self._store = list(store)
 
     def _drawn(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """The groups to distil, of those with both outcomes."""

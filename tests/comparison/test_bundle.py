@@ -363,7 +363,7 @@ def test_cells_that_are_here_already_stand_and_the_agreement_is_told(home, tmp_p
         join(folder, opened)
 
 
-def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_path):
+def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_path, monkeypatch):
     first, config = bundle.read(home / "runs" / "half_solved"), json.loads(json.dumps(_numbers()))
     made = {"config": config, "seeds": [0], "settings": [{}], "arms": ["random"]}
     both = lambda folder, *bundles: bundle.join(folder, bundles, CONFIG, made, plan.cells(["random"], [0]))
@@ -374,12 +374,9 @@ def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_
         names = {p.name for p in cell.workdir(tmp_path / "alike").iterdir()}
         assert names == {*bundle.FINISHED, plan.RAN}
 
-    def swapped(rows):  # one task more solved, and another one less
-        own = [r for r in rows if r["set"] == "iid"][-1]["by_task"]
-        low, high = min(own, key=lambda t: own[t][0]), max(own, key=lambda t: own[t][0])
-        own[low], own[high] = own[high], own[low]
-
-    other = bundle.read(forge(home / "runs" / "half_solved", tmp_path / "other", rows_changed(swapped)))
+    monkeypatch.setattr(bundle, "_check_cell", lambda *cell: None)  # which sees more than the counts
+    changes = rows_changed(lambda rows: rows[-1]["by_task"].update({"t": [1, 2]}))
+    other = bundle.read(forge(home / "runs" / "half_solved", tmp_path / "other", changes))
     with pytest.raises(
         ValueError, match=f"other: {NAME}, seed 0 has other counts than the cell of that name"
     ):
