@@ -309,7 +309,7 @@ ROLES = {"agent_world": "guide", "socratic": "distil", "evolver": "distil", "mid
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.nightly if n in ("agent_world", "middo") else ()) for n in OWN]
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n != "evolver" else ()) for n in OWN]
 )
 def test_a_run_asks_the_model_and_goes_on_where_it_was(name, tmp_path):
     changes = {"steps": 6, "evolution.async_steps": 0, **{f"strategy.{k}": v for k, v in OWN[name].items()}}
