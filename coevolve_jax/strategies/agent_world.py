@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -112,12 +113,11 @@ class AgentWorld(Static):
         related = lambda a, b: (
             FED if {(a, b), (b, a)} & self._fed else SAME_SET if sets[a] == sets[b] else ANY
         )
-        wrong = {action: mistaken(groups, action) for action in weakest}
-        told = {
+        told: dict[str, dict[str, Any]] = {
             action: {
                 "attempts": tried[action][0],
                 "misses": tried[action][1],
-                "mistakes": wrong[action],
+                "mistakes": mistaken(groups, action),
                 "others": [a for a in sets if a != action and sets[a] == sets[action]],
             }
             for action in weakest
@@ -135,7 +135,8 @@ class AgentWorld(Static):
             contexts.append(
                 Context(
                     f"agent_world/{step}/{i}/{start}", "agent_world", place, words[start],
-                    "; ".join(wrong[start]), "", focus_pattern=chain, avoid=(), must=(start,), plan=chain,
+                    "; ".join(told[start]["mistakes"]), "",
+                    focus_pattern=chain, avoid=(), must=(start,), plan=chain,
                 )
             )  # fmt: skip
         return contexts

@@ -31,9 +31,11 @@ def shorten(env_pool: EnvPool, goals: Sequence[Goal]) -> list[Goal | None]:
     whole = {n: found for n, goal in enumerate(goals) if (found := _with_round(goal)) is not None}
     needed, left, ends = _drop_unneeded(env_pool, whole), dict[int, Goal](), dict[int, str]()
     for (n, goal), run in zip(needed.items(), _execute(env_pool, needed.values())):
-        asked = _answers(goal, run) if _reproduces(goal, run) else ()
+        if not _reproduces(goal, run):
+            continue
+        asked = _answers(goal, run)
         # Without an answer or another state, an agent that does nothing would reach the goal too.
-        if asked or (_reproduces(goal, run) and run.fingerprints[-1] != run.fingerprints[0]):
+        if asked or run.fingerprints[-1] != run.fingerprints[0]:
             left[n] = dataclasses.replace(goal, asked=asked)
             ends[n] = run.fingerprints[-1]
     active = list(left)
