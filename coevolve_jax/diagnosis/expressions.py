@@ -81,6 +81,11 @@ def compile(source: str, unit: str, names: Collection[str] | None = None) -> Exp
     return Expression(source, unit, program)
 
 
+def check_installed() -> None:
+    """Raises ExpressionError where the package that reads formulas is missing."""
+    _environment("trajectory")
+
+
 def _check_tokens(source: str, unit: str, names: Collection[str] | None) -> None:
     """Raises ExpressionError for anything but the known tokens, and for a comprehension within another."""
     known, tokens = fields(unit), _tokens(source)

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coevolve_jax import config
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.expressions import ExpressionError
 from coevolve_jax.diagnosis.features import FIELDS, LABELS, UNITS, fields
+from coevolve_jax.harness import start
 
 ROW = {
     "rollouts": 1, "calls": 3, "errors": 1, "malformed": 0, "tokens": 200, "policy_tokens": 40,
@@ -169,3 +171,5 @@ def test_a_missing_package_is_named(monkeypatch):
     expressions._environment.cache_clear()
     with pytest.raises(ExpressionError, match=r"needs the package cel-expr-python.*coevolve_jax\[harness\]"):
         expressions.compile("calls > 1", "trajectory")
+    with pytest.raises(ExpressionError, match="needs the package"):
+        start.settled(config.load_file("configs/bfcl_harness.py"))

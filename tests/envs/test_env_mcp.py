@@ -373,6 +373,14 @@ def test_what_takes_too_much_to_read_counts_by_its_bytes(tmp_path, monkeypatch):
     assert state.content(str(tmp_path))["list.json"] == "too large, 600 bytes"
 
 
+def test_json_is_read_to_the_same_depth_by_every_python(tmp_path):
+    """Python 3.11 and 3.13 differ in the depth that they read."""
+    lists, objects = ("[", "]"), ('{"a": ', "}")
+    for (begin, end), depth in ((lists, 200), (objects, 200), (lists, 201), (objects, 201), (lists, 50_000)):
+        (tmp_path / "deep.json").write_text(begin * depth + "1" + end * depth)
+        assert state.too_large(state.content(str(tmp_path))) == ({"deep.json"} if depth > 200 else set())
+
+
 def test_links_folders_and_the_path_of_the_world_itself(tmp_path):
     for name in "ab":
         world = tmp_path / name

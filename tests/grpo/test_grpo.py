@@ -300,7 +300,7 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
     ],
 )
 def test_accumulated_microbatches_equal_the_big_batch(params, changes):
-    """Loss and gradient (to 1e-6 of its norm) agree for micro-batches of one row and one of all rows."""
+    """Loss and gradient (to 3e-6 of its norm) agree for micro-batches of one row and one of all rows."""
     results = []
     for rows in (1, 4):
         learner = make_learner(params, rows_per_microbatch=rows, logprob_chunk=4096, **changes)
@@ -310,7 +310,7 @@ def test_accumulated_microbatches_equal_the_big_batch(params, changes):
         results.append((jax.device_get(grads), float(metrics["loss"])))
     (one, loss), (big, big_loss) = results
     difference = optax.tree.norm(jax.tree.map(np.subtract, one, big))
-    assert difference < 1e-6 * optax.tree.norm(big)
+    assert difference < 3e-6 * optax.tree.norm(big)
     assert loss == pytest.approx(big_loss, rel=1e-6, abs=1e-7)  # the loss may be a small difference
 
 

@@ -3,6 +3,7 @@
 The GPU and TPU kernels run interpreted on the CPU, and are lowered for their platform without a run.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -23,6 +24,7 @@ from coevolve_jax.models import flash, splash
 from coevolve_jax.models.context_parallel import places
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.models.packed import Row, Segments, meeting_blocks
+from tests.support.gpus import one_gpu
 
 pytestmark = pytest.mark.slow
 
@@ -305,7 +307,8 @@ def test_lowers_for_its_platform_without_an_l_by_l_array(f, platform, kernel):
     segments = jax.ShapeDtypeStruct((1, L), jnp.int32)
     args = shape(32), shape(8), shape(8), segments, shape(32)
     for parents in ([], [segments]):
-        text = with_gradient(f).trace(*args, *parents).lower(lowering_platforms=(platform,)).as_text()
+        with one_gpu() if platform == "cuda" else contextlib.nullcontext():
+            text = with_gradient(f).trace(*args, *parents).lower(lowering_platforms=(platform,)).as_text()
         assert (kernel or "") in text
         if f is attn.plain:
             assert largest_tensor(text) >= L * L
@@ -350,6 +353,7 @@ import functools, jax, numpy as np, pytest
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import attention as attn
 from coevolve_jax.models import context_parallel
+from tests.support.gpus import as_gpus
 rng = np.random.default_rng(0)
 q, k, v, w = (rng.normal(size=(4, 12, h, 8)).astype(np.float32) for h in (4, 2, 2, 4))
 segments = np.repeat([[1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0]], 4, 0)
@@ -377,11 +381,12 @@ got, want = (jax.jit(run(f, parents))(q, k, v) for f in (of_rows, attn.plain))
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 with pytest.raises(ValueError, match="Rows of 12 tokens .*context axis of 4.* multiples of 8"):
     context_parallel.split(sharding.make_mesh(context=4), segments)
-for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
+for name, platform, on in (("flash", "cuda", as_gpus(mesh)), ("splash", "tpu", mesh)):
     given = dict(platform="cpu", parents=parents)
-    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh, **given))
-    text = spread.trace(*args).lower(lowering_platforms=(platform,)).as_text()
-    assert call in text and "manual_computation" in text, text
+    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, on, **given))
+    shapes = args if on is mesh else [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
+    text = spread.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+    assert {"cuda": "triton", "tpu": "tpu_custom_call"}[platform] in text and "manual_computation" in text
 with pytest.raises(ValueError, match="2 key-value heads .*tensor axis of 4"):
     attn.attention(q, k, v, segments, "flash", sharding.make_mesh(tensor=4), platform="cpu")
 """

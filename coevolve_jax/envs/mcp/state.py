@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
@@ -31,6 +32,7 @@ MAX_PATH = 1000  # characters
 MAX_BYTES = 1 << 29
 MAX_PARSED = 1 << 25  # bytes of the files that count by rows, values or entries; and text of rows
 MAX_VALUES = 200_000  # of rows, JSON files and indices
+MAX_NESTED = 200  # lists and objects within each other in a JSON file, whatever depth Python reads
 A_FILE, A_TABLE = 4, 20  # values in whose time a file or a table is opened
 SCHEMA_STEPS, MAX_STEPS = 200_000, 2_000_000  # of SQLite's machine: the time of a schema grows by its square
 TOO_LARGE = "too large"
@@ -219,9 +221,23 @@ def _row(row: Sequence[Any]) -> str:
 def _values(data: bytes) -> Any:
     """Returns the values of a JSON file, or those of its lines; None where it is neither."""
     for read in (json.loads, lambda text: [json.loads(line) for line in text.splitlines() if line.strip()]):
-        with contextlib.suppress(ValueError, RecursionError):
-            return {"values": read(data)}
+        with contextlib.suppress(ValueError):
+            values = read(data)
+            if _nests(values):
+                raise TooLarge(f"nests more than {MAX_NESTED} values")
+            return {"values": values}
     return None
+
+
+def _nests(value: Any) -> bool:
+    """Returns True where lists and objects are more than MAX_NESTED deep."""
+    level = [value]
+    for _ in range(MAX_NESTED):
+        inner = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = list(itertools.chain.from_iterable(inner))
+        if not level:
+            return False
+    return any(isinstance(v, dict | list) for v in level)
 
 
 def _entries(data: bytes) -> list | None:
