@@ -2,14 +2,14 @@
 
 No paper gives these values. The learner's are those of configs/bfcl_qwen3_4b.py, the sizes are smaller, the
 toolsets those of configs/bfcl_tiny.py. Not run here, for lack of weights and a GPU: time and score are not
-known. The in-process engine generates on the same GPU. By experiments/plan.py the update needs 13.8 GB with
+known. The in-process engine generates on the same GPU. By experiments/plan.py the update needs 12.9 GB with
 the engine's weights. Rollouts need less, with a cache of up to 4.8 GB. JAX takes only 75% of the memory by
 itself:
 
     XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 python experiments/main.py --config=configs/bfcl_qwen2_5_0_5b.py \\
         --workdir=runs/qwen2_5_0_5b --config.model=PATH_TO/Qwen2.5-0.5B-Instruct
 
-All parameters do not fit a T4 (16 GB, no bfloat16). experiments/notebooks/small_ablation.ipynb trains
+A T4 (16 GB) has no bfloat16, in which this is planned. experiments/notebooks/small_ablation.ipynb trains
 adapters there.
 """
 

@@ -7,7 +7,7 @@ GRPO and evolution go on from there.
     python experiments/main.py --config=configs/bfcl_smollm2.py --workdir=runs/smollm2
 
 Arguments are those of configs/bfcl_tiny.py. Hardware: two CPU cores, 16 GB of memory.
-Expected time and score: see docs/notes/results.md.
+Expected time and score: see docs/notes/smollm2.md.
 """
 
 from ml_collections import ConfigDict

@@ -5,7 +5,7 @@
     python experiments/main.py --config=configs/mcp_shop.py --workdir=runs/mcp
 
 Arguments are those of configs/bfcl_tiny.py. Hardware: two CPU cores, 16 GB of memory.
-Expected time and score: see docs/notes/mcp.md.
+It was never run to its end: time and score are not known.
 """
 
 from ml_collections import ConfigDict

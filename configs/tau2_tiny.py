@@ -1,7 +1,7 @@
 """CoEvolve on tau2's telecom domain (docs/environments/tau2.md) with a tiny Qwen3 of its own.
 
 The policy errs with 17 of its 43 tools. Hardware: two CPU cores, 4 GB of memory; `make tau2` sets tau2 up.
-Expected time and score: docs/environments/tau2.md.
+Expected time and score: see docs/notes/tau2.md.
 
     make demo ENV=tau2
     python experiments/synthesize.py --config=configs/tau2_tiny.py --tasks=10

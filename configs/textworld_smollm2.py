@@ -6,7 +6,7 @@ The learner and the engine are those of configs/bfcl_smollm2.py, the games those
     python experiments/main.py --config=configs/textworld_smollm2.py --workdir=runs/textworld_smollm2
 
 Arguments are those of configs/bfcl_tiny.py. Hardware: two CPU cores, 16 GB of memory.
-Expected time and score: see docs/notes/smollm2.md.
+It was never run: time and score are not known.
 """
 
 from ml_collections import ConfigDict

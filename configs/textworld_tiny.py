@@ -1,7 +1,7 @@
 """CoEvolve on TextWorld's games (docs/environments/textworld.md) with a tiny Qwen3 of its own.
 
 The policy errs with most of the verbs that change something. Hardware: two CPU cores, 4 GB of memory; `make
-textworld` sets TextWorld up and makes the games. Expected time and score: see docs/environments/textworld.md.
+textworld` sets TextWorld up and makes the games. Expected time and score: see docs/notes/textworld.md.
 
     make demo ENV=textworld
     python experiments/synthesize.py --config=configs/textworld_tiny.py --tasks=10

@@ -124,10 +124,10 @@ def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines, remedies: R
         if missing and tool.calls >= 4 * len(schema["enum"]):
             what = f"{name} was never called with {parameter}={missing[0]!r}, which its type allows."
             yield Finding(False, place, what, "Exploration reaches it in longer runs only.")
-    if tool.longest > 4 * config.rollout.max_observation:
+    if tool.longest > config.rollout.max_observation:
         what = f"{name} answers with up to {tool.longest:,} characters."
         remedy = (
-            f"An agent reads {config.rollout.max_observation} tokens of an answer "
+            f"An agent reads {config.rollout.max_observation} characters of an answer "
             "(config.rollout.max_observation): answer with less, or let an argument choose."
         )
         yield Finding(False, place, what, remedy)
