@@ -90,6 +90,11 @@ RULES = (
         "config.learner.kl is none or config.learner.kl_coef is 0, so the loss has no KL term",
     ),
     Rule(
+        {"learner.kl_bound": (0.0,)},
+        lambda r: _uses_kl(r.config) and r.config.learner.kl == "k1",
+        "config.learner.kl is k1, which is a straight line without it",
+    ),
+    Rule(
         {"learner.kl_coef": (0.01, 0.0)},
         lambda r: r.config.learner.kl == "none",
         "config.learner.kl is none",

@@ -211,7 +211,7 @@ LEARNER = dict(
     # Adam's moments lie in pinned memory of the host; each layer's are on the device for its step alone.
     optimizer_offload=Key(False, serving=True),
     lora_rank=Key(0, least=0),  # 0: all parameters are trained
-    lora_alpha=Key(16.0, least=0),  # adapters are scaled by lora_alpha / lora_rank
+    lora_alpha=Key(16.0, above=0),  # adapters are scaled by lora_alpha / lora_rank
     lora_targets="layers/.*_proj/kernel",  # regular expression on parameter paths
 )
 
@@ -249,7 +249,7 @@ WARM_START = dict(
 
 SIGNALS = dict(
     window=Key(10, least=1),  # W, the scores that forgetting looks back on
-    rare_percent=Key(5.0, least=0.0, most=100),  # theta
+    rare_percent=Key(5.0, above=0, most=100),  # theta
 )
 
 EVOLUTION = dict(

@@ -158,7 +158,7 @@ def step_row(
       rewards: those of `diagnosis.rewards.rewards_of`, for `shaped_mean`.
       step: as in `trajectory_row`.
     """
-    scored, learned = [g for g in groups if g.valid], taught(samples)
+    scored, live = [g for g in groups if g.valid], taught(groups, samples)
     valid = [(t, g.task) for g in scored for t in g.valid]
     rows = [trajectory_row(t, task, step) for t, task in valid]
     won = [t.outcome.success for t, _ in valid]
@@ -183,8 +183,8 @@ def step_row(
         "spread": _mean(spreads),
         "zero_variance": _mean([s == 0 for s in spreads]),
         "mixed": _mean([g.mixed for g in scored]),
-        "live": _mean([g.task.id in learned for g in groups]),
-        "kept_share": _mean([g.task.id in learned for g in scored if g.mixed]),
+        "live": _mean(live),
+        "kept_share": _mean([kept for g, kept in zip(groups, live, strict=True) if g.mixed]),
         "tool_entropy": _entropy(tools),
         "length_reward": correlation([r["tokens"] for r in rows], reward),
         **{field: (metrics or {}).get(name) for field, name in LEARNED.items()},
@@ -220,14 +220,15 @@ def version_row(steps: Sequence[Row]) -> Row:
     return row
 
 
-def taught(samples: Sequence[TrainingSample]) -> set[str]:
-    """Ids of the tasks that the learner learns from.
+def taught(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> list[bool]:
+    """Whether the learner learns from each group: from rollouts of its own, not from earlier ones of its task.
 
     With learner.skip_zero_variance_groups off there are also samples with zero advantage; those teach
     nothing.
     """
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
-    return {s.trajectory.task_id for s in samples if teaches(s)}
+    learned = {id(s.trajectory) for s in samples if teaches(s)}
+    return [any(id(t) in learned for t in g.trajectories) for g in groups]
 
 
 def with_outcome(groups: Iterable[Group], success: bool) -> list[Group]:

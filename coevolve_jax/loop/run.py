@@ -246,7 +246,7 @@ class Run:
             "throughput": throughput(c, collected, samples, learned["flops"], seconds),
             "groups": {
                 "rolled_out": len(groups),
-                "learned_from": len(health.taught(samples)),
+                "learned_from": sum(health.taught(groups, samples)),
             },
             "signals": found.counts,
             "evolution": None,

@@ -66,7 +66,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),
         "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
-        "active_groups": len(taught(samples)) / len(groups),
+        "active_groups": _mean(taught(groups, samples)),
         "length_reward": correlation([len(t.ids) for t in scored], [t.outcome.reward for t in scored]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),
         "invalid": 1 - len(valid) / len(everything),

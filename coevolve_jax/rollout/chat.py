@@ -62,6 +62,7 @@ _SLOTS: dict[str, Callable[[str], str]] = {
     _quoted("\x00"): lambda text: _quoted(text.strip()),
 }
 _SLOT = re.compile(r"(?<!\\)(?:" + "|".join(map(re.escape, _SLOTS)) + ")")
+_STANDS_FOR = re.compile(r"[\x00\x1f]|\\u0000")
 
 
 class _Form(NamedTuple):
@@ -231,8 +232,23 @@ class Chat:
         """Tokenises a form and its contents as one text. Text of control tokens in a content is broken up."""
         text = form.texts[0]
         for write, content, after in zip(form.writes, contents, form.texts[1:], strict=True):
-            text += self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", write(whole(content))) + after
+            text += self._break_up(write(whole(content))) + after
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _break_up(self, text: str) -> str:
+        return self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)
+
+    def _documents(self, value: Any) -> Any:
+        """Copies documents of tools, which a server may have written, with the care that contents get.
+
+        The template writes them in its own way, so they are in its rendering. What stands there for contents
+        is left out of them.
+        """
+        if isinstance(value, str):
+            return self._break_up(_STANDS_FOR.sub("", whole(value)))
+        if isinstance(value, Mapping):
+            return {self._documents(name): self._documents(inner) for name, inner in value.items()}
+        return [self._documents(inner) for inner in value] if isinstance(value, list | tuple) else value
 
     def prompt(
         self, tools: Sequence[Mapping], query: str, system: str = "", examples: Sequence[Turn] = ()
@@ -255,7 +271,8 @@ class Chat:
         key = json.dumps([*contents, *tools])
         if key not in self._forms:
             messages = [{"role": role, "content": _CONTENT} for role in contents]
-            self._forms[key] = self._form(self._render(messages, list(tools) or None), len(messages))
+            shown = self._render(messages, self._documents(tools) or None)
+            self._forms[key] = self._form(shown, len(messages))
         return self._fill(self._forms[key], list(contents.values()))
 
     def question(self, system: str, user: str) -> list[int]:

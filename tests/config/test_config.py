@@ -168,6 +168,7 @@ IDLE = (
     ("learner.constant_length", 9, {}, [{"learner.aggregate": "constant"}]),
     ("learner.kl_bound", 5.0, {"learner.kl": "none"}, [{}]),
     ("learner.kl_bound", 5.0, {"learner.kl_coef": 0.0}, [{}]),
+    ("learner.kl_bound", 5.0, {"learner.kl": "k1"}, [{}]),
     ("learner.kl_coef", 0.5, {"learner.kl": "none"}, [{}]),
     ("learner.kl", "k1", {"learner.kl_coef": 0.0}, [{}]),
     ("learner.decay_steps", 9, {}, [{"learner.schedule": "linear"}]),

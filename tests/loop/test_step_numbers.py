@@ -152,15 +152,23 @@ def test_the_health_of_a_step(seed):
     assert found.keys() == {*wanted, "success", "failure"}
 
 
-def test_a_replay_that_has_no_advantages_is_learned_from():
-    t = a_rollout(np.random.default_rng(0), a_task(np.random.default_rng(0), "t"), 0)
-    none = np.zeros(len(t.ids), np.float32)
-    assert (
-        health.taught([TrainingSample(t, None, none + 1)])
-        == health.taught([TrainingSample(t, None)])
-        == {"t"}
-    )
-    assert health.taught([TrainingSample(t, none)]) == set()
+def test_a_rollout_that_has_no_advantages_is_learned_from():
+    task = a_task(np.random.default_rng(0), "t")
+    t = a_rollout(np.random.default_rng(0), task, 0)
+    none, own = np.zeros(len(t.ids), np.float32), [Group(task, (t,))]
+    assert health.taught(own, [TrainingSample(t, None, none + 1)]) == [True]
+    assert health.taught(own, [TrainingSample(t, None)]) == [True]
+    assert health.taught(own, [TrainingSample(t, none)]) == [False]
+
+
+def test_a_replay_of_an_earlier_rollout_makes_no_group_one_that_is_learned_from():
+    rng = np.random.default_rng(0)
+    tasks = [a_task(rng, name) for name in "abc"]
+    groups = [Group(task, tuple(a_rollout(rng, task, n) for n in range(2))) for task in tasks[:2]]
+    replays = [TrainingSample(a_rollout(rng, task, 0), None) for task in tasks]
+    assert health.taught(groups, replays) == [False, False]
+    assert health.taught(groups, [*replays, TrainingSample(groups[1].trajectories[1], None)]) == [False, True]
+    assert health.diagnose(groups, replays)["active_groups"] == 0
 
 
 def with_rewards(*rewards):

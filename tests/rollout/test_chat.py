@@ -254,6 +254,21 @@ def test_no_content_holds_a_control_token(chat, query, answers):
             assert chat.decode(fed).count(tag) == chat.decode(plain).count(tag) or tag not in chat._template
 
 
+@pytest.mark.slow
+@given(hostile, hostile, hostile)
+def test_no_document_of_a_tool_holds_a_control_token(chat, name, description, parameter):
+    def prompt(*texts):
+        name, description, parameter = texts
+        schema = {"type": "object", "properties": {parameter: {"type": "string", "enum": [description]}}}
+        function = {"name": name, "description": description, "parameters": schema, "required": [parameter]}
+        return chat.prompt([{"type": "function", "function": function}], "x")
+
+    fed, plain = prompt(name, description, parameter), prompt("a", "b", "c")
+    assert control(chat, fed) == control(chat, plain)
+    for tag in ("</tool_response>", "</think>", "<tool_call>"):
+        assert chat.decode(fed).count(tag) == chat.decode(plain).count(tag) or tag not in chat._template
+
+
 hostile_values = st.recursive(
     hostile | json_values,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(hostile, inner, max_size=2),

@@ -1,8 +1,10 @@
 """The in-process engine and a real SGLang server pass coevolve_jax/testing/engine.py, which finds faults."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -508,6 +510,29 @@ def afresh(native, policy):
 
 def test_a_sound_engine_passes_the_whole_suite(afresh, policy):
     check_engine(lambda: Sound(afresh, policy), policy)
+
+
+def test_a_cancelled_call_ends_with_its_tick(afresh, monkeypatch):
+    ticks, gate, tick = [], threading.Event(), afresh._tick
+
+    def held(requests):
+        ticks.append(len(requests))
+        gate.wait()
+        return tick(requests)
+
+    async def cancel():
+        asked = asyncio.ensure_future(afresh.generate([ask(i, [5, 6], stop=(), new=48) for i in range(2)]))
+        while not ticks:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asked
+
+    monkeypatch.setattr(afresh, "_tick", held)
+    event_loop.run(cancel())
+    gate.set()
+    afresh.release(range(2))  # waits for the call that was cancelled
+    assert ticks == [2]
 
 
 @pytest.mark.parametrize(

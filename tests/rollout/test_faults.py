@@ -162,6 +162,18 @@ def test_servers_on_the_learners_devices_sleep_during_the_update(saver, make, po
     assert saver.posted == [*asleep[:2], asleep[3], "/continue_generation"]
 
 
+def test_a_server_that_did_not_wake_up_is_woken_before_it_comes_back(saver, make, policy):
+    engine, weights = make(Member(saver.url), sleeps=True), {1: moved(policy.params)}
+    engine.sleep()
+    saver.always_at["/resume_memory_occupation"] = "500"
+    saver.posted.clear()
+    engine.update_weights(weights[1], 1)
+    del saver.always_at["/resume_memory_occupation"]
+    (c,) = generate(engine, [ask(0, PROMPT, new=4)])
+    check_completion(Subject(engine, policy), PROMPT, c, weights=weights)
+    assert saver.posted.count("/resume_memory_occupation") >= 2 and not engine._asleep
+
+
 def test_a_server_that_is_out_stays_out_while_the_others_sleep():
     """The learner has its memory then: no requests, no start and no weights before the next push."""
 

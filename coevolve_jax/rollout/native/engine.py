@@ -152,9 +152,13 @@ class NativeEngine:
             self._store.drop()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Generates (see `Engine`) in a thread. A cancelled call runs on there, and its result is dropped."""
+        """Generates (see `Engine`) in a thread. A cancelled call ends there with its tick."""
         self.check(requests)
-        return await asyncio.to_thread(self._generate, requests)
+        ended = threading.Event()
+        try:
+            return await asyncio.to_thread(self._generate, requests, ended)
+        finally:
+            ended.set()
 
     async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
         """Runs one tick (see `Engine`)."""
@@ -173,13 +177,14 @@ class NativeEngine:
             if r.sampling.json_schema is not None:
                 self._grammars.begin(r.sampling.json_schema, r.sampling.stop_ids)
 
-    def _generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def _generate(self, requests: Sequence[Request], ended: threading.Event) -> list[Completion]:
+        """ended: set when nobody waits for the answers any more. Then not all are there."""
         done: dict[int, Completion] = {}
         with self._lock:
-            while waiting := [i for i in range(len(requests)) if i not in done]:
+            while (waiting := [i for i in range(len(requests)) if i not in done]) and not ended.is_set():
                 answers = self._tick([requests[i] for i in waiting])
                 done |= {i: c for i, c in zip(waiting, answers, strict=True) if c}
-        return [done[i] for i in range(len(requests))]
+        return [done[i] for i in range(len(requests)) if i in done]
 
     def _tick(self, requests: Sequence[Request]) -> list[Completion | None]:
         """Serves the first `slots` requests, or as many of them as there is room for."""

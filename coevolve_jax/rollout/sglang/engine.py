@@ -300,6 +300,8 @@ class SGLangEngine:
     async def _refresh(self, member: Member) -> None:
         """Brings a server that was out to the newest weights, unless it still has them."""
         async with self._pushing:
+            with contextlib.suppress(EngineError, Fault):  # a server that was started anew is awake
+                await self._wake(member)
             served = (await call(self._http, member.url, "GET", "/model_info")).get("weight_version")
             self._fleet.check_awake()
             assert self._weights is not None, "A fleet is refreshed after the engine has its first weights."
@@ -387,8 +389,8 @@ class SGLangEngine:
     async def _wake(self, member: Member) -> None:
         """Returns a server its memory. It has no weights until some are pushed."""
         if member in self._asleep:
-            self._asleep.remove(member)
             await self._post(member, "/resume_memory_occupation", {})
+            self._asleep.discard(member)
 
     async def _post(self, member: Member, path: str, body: dict) -> None:
         await self._call(member, "POST", path, body, self._timeout, reads=False)
