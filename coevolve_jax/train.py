@@ -163,7 +163,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
                         # 2. GRPO update of the policy
                         with timed(seconds, "update"):
-                            samples = strategy.compute_advantages(groups)
+                            with saving():
+                                samples = strategy.compute_advantages(groups)
                             state, learned = learn(c, learner, state, samples, step)
                         with timed(seconds, "push"):
                             engine.update_weights(learner.policy(state), step + 1)

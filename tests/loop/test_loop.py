@@ -4,6 +4,7 @@
 loop_fakes.py gives the model, the worlds' processes, the explorer and the arrays of checkpoints.
 """
 
+import itertools
 import json
 import math
 import os
@@ -487,6 +488,21 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up(tmp_path, batches
         for folder in (tmp_path / "run", tmp_path / "whole")
     )
     assert made == wanted and [row["step"] for row in made["evaluations"]] == [0, 2, 4, 5]
+
+
+def test_credit_that_fails_loses_no_step(tmp_path, monkeypatch):
+    calls, credit = itertools.count(), Heard.compute_advantages
+
+    def fails(self, groups):
+        if next(calls) == 3:
+            raise ValueError("no credit")
+        return credit(self, groups)
+
+    monkeypatch.setattr(Heard, "compute_advantages", fails)
+    changes = {**SMALL, "steps": 5, "environment.name": "tests.support.families.lamps"}
+    config = override(BASE, {**changes, "environment.eval_split": "test", "checkpoint.every": 100})
+    heard, end = session(config, tmp_path / "run", False, soon=True)
+    assert isinstance(end, ValueError) and heard[-1] == ("saved", 3)
 
 
 @pytest.mark.parametrize(
