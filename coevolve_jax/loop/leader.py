@@ -253,6 +253,10 @@ class Leader:
     _initial_policy = _by_all(Trainer.initial_policy)
     _start_engine = _by_all(_Part.start_engine)
 
+    def save_state(self, directory: str | os.PathLike, step: int, saved: Mapping) -> None:
+        """Does `Trainer.save_state`, which process 0 does alone."""
+        self._part.trainer.save_state(directory, step, saved)
+
     def engine(self, workdir: Path) -> Engine:
         """Does `Trainer.engine`. A sharded engine has a part in each process (rollout/native/lockstep.py)."""
         if self._part.trainer.sharded_engine:

@@ -160,7 +160,7 @@ class Run:
         self._packer = Packer(
             read_lines(workdir / LLM_CALLS) if saved and LLM_CALLS in saved["sizes"] else ()
         )
-        self._saved = None if saved is None else state.learned
+        self._saved = None if saved is None else self._moment  # of the newest checkpoint
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
@@ -173,6 +173,11 @@ class Run:
         state.initial.explored.clear()
         state.tasks.write(workdir / "tasks.jsonl")
         self._log_costs(None)  # the cost of the held-out tasks and D_0
+
+    @property
+    def _moment(self) -> tuple[int, bool]:
+        """Updates done, and whether the last step's evolution is done too."""
+        return self.state.learned, self.state.pending is None
 
     @property
     def _spent(self) -> bool:
@@ -203,6 +208,8 @@ class Run:
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
         """Starts to save a checkpoint of the last update, unless there is one.
 
+        If there is one from before the step's evolution, it gets the state from after it.
+
         Args:
           learner: from `leader.lead`.
           arrays: the learner's TrainState.
@@ -210,12 +217,16 @@ class Run:
         """
         c, state = self.config, self.state
         state.tasks.write(self.workdir / "tasks.jsonl")  # rewritten for the tasks' records
-        if self._saved == state.learned:
+        if self._saved == self._moment:
             return
         with timed(state.seconds, "checkpoint"):
             saved = {**state.to_json(), "strategy": strategy, "sizes": self._logs.sizes()}
-            learner.save(checkpoints(c, self.workdir), state.learned, arrays, saved, keep=c.checkpoint.keep)
-        self._saved = state.learned
+            folder, step = checkpoints(c, self.workdir), state.learned
+            if self._saved and self._saved[0] == step:
+                learner.save_state(folder, step, saved)
+            else:
+                learner.save(folder, step, arrays, saved, keep=c.checkpoint.keep)
+        self._saved = self._moment
 
     def note(
         self,

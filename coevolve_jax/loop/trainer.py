@@ -90,6 +90,10 @@ class Trainer:
         """Saves `state` and the JSON values `saved`, as `checkpoint.Writer.save` does."""
         self._writer.save(directory, step, state, saved, keep=keep)
 
+    def save_state(self, directory: str | os.PathLike, step: int, saved: Mapping) -> None:
+        """Gives a checkpoint other JSON values, as `checkpoint.Writer.save_state` does."""
+        self._writer.save_state(directory, step, saved)
+
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
         """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole.
 

@@ -2,7 +2,7 @@
 
     checkpoints/step_00000040/arrays/        parameters, optimiser state, keys (orbax, OCDBT)
                               state.json     step, index of the arrays, task pool, signal history, ledger
-                              manifest.json  sha256 of every other file
+                              manifest.json  sha256 of every other file; a later state, where there is one
 
 A folder without a manifest is no checkpoint: its save was cut short, and the next save deletes it. No folder
 is renamed, since an object store would have to copy it. So checkpoints may lie wherever etils.epath and orbax
@@ -27,6 +27,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 _ARRAYS, _STATE, _MANIFEST = "arrays", "state.json", "manifest.json"
+_HALF = f"{_MANIFEST}.tmp"  # a manifest that is being written
 _PATIENCE = 6 * 3600  # seconds that writing the arrays may take
 _READERS = 16  # threads that hash files; hashing releases the GIL
 _BLOCK = 2**24  # bytes that each thread reads at a time
@@ -94,6 +95,24 @@ class Writer:
                 _commit(folder, text, keep)
 
         self._under_way = self._thread.submit(finish)
+
+    def save_state(self, directory: epath.PathLike, step: int, state: Mapping) -> None:
+        """Gives the checkpoint of `step`, whose arrays still hold, another state. Process 0 alone calls it.
+
+        A process killed at any moment leaves the old state or the new one.
+
+        Raises:
+          FileNotFoundError: there is no checkpoint of this step.
+          TypeError: state is not JSON.
+          Exception: the error of the previous save.
+        """
+        self.wait()
+        folder = absolute(directory) / name(step)
+        payload = json.loads(_state_text(folder))
+        text = json.dumps({**payload, "state": state})
+        files = json.loads((folder / _MANIFEST).read_text())["files"]
+        files[_STATE] = hashlib.sha256(text.encode()).hexdigest()
+        _write_manifest(folder, {"files": files, "state": text})
 
     def wait(self) -> None:
         """Waits until the last step is saved. Raises the error of its save."""
@@ -169,21 +188,31 @@ def absolute(path: epath.PathLike) -> epath.Path:
 def _commit(folder: epath.Path, text: str, keep: int) -> None:
     """Turns a folder that holds the arrays into a checkpoint. text: content of state.json."""
     (folder / _STATE).write_text(text)
-    manifest = json.dumps({"files": _digests(folder)}, indent=1)
+    digests = _digests(folder)
     for path in {x for file in _files(folder) for x in (file, file.parent)}:
         _sync(path)
-    half = folder / f"{_MANIFEST}.tmp"
-    half.write_text(manifest)
-    _sync(half)
-    half.replace(folder / _MANIFEST)
-    for path in (folder, folder.parent):
-        _sync(path)
+    _write_manifest(folder, {"files": digests})
     for _, old in _committed(folder.parent)[:-keep]:
         _discard(old)
 
 
+def _write_manifest(folder: epath.Path, manifest: Mapping) -> None:
+    """Writes or replaces the manifest at once. Its "state", if any, stands in for the content of state.json."""
+    half = folder / _HALF
+    half.write_text(json.dumps(manifest, indent=1))
+    _sync(half)
+    half.replace(folder / _MANIFEST)
+    for path in (folder, folder.parent):
+        _sync(path)
+
+
+def _state_text(folder: epath.Path) -> str:
+    manifest = json.loads((folder / _MANIFEST).read_text())
+    return manifest["state"] if "state" in manifest else (folder / _STATE).read_text()
+
+
 def _load(folder: epath.Path, like: Any) -> tuple[int, Any, dict]:
-    payload = json.loads((folder / _STATE).read_text())
+    payload = json.loads(_state_text(folder))
     wanted = _flatten(like)
     _compare(folder, payload["arrays"], _index(wanted))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -257,7 +286,7 @@ def _committed(directory: epath.Path) -> list[tuple[int, epath.Path]]:
 def _files(folder: epath.Path) -> list[epath.Path]:
     """Every file below the folder but the manifest."""
     found = (path / name for path, _, names in folder.walk() for name in names)
-    return sorted(path for path in found if path != folder / _MANIFEST)
+    return sorted(path for path in found if path not in (folder / _MANIFEST, folder / _HALF))
 
 
 def _digests(folder: epath.Path) -> dict[str, str]:
@@ -280,8 +309,10 @@ def _damage(folder: epath.Path) -> str | None:
     if not _finished(folder):
         return f"it has no {_MANIFEST}: its save was cut short, or the file was lost"
     try:
-        recorded = dict(json.loads((folder / _MANIFEST).read_text())["files"])
-        present = _digests(folder)
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        recorded, present = dict(manifest["files"]), _digests(folder)
+        if "state" in manifest:
+            present[_STATE] = hashlib.sha256(manifest["state"].encode()).hexdigest()
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{_MANIFEST} is unreadable: {type(error).__name__}"
     for name in sorted(recorded.keys() | present.keys()):

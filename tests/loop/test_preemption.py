@@ -4,6 +4,7 @@ Run as a program, this file is experiments/main.py, which asks itself to end. It
 how often.
 """
 
+import json
 import os
 import pkgutil
 import runpy
@@ -13,6 +14,7 @@ import sys
 import pytest
 
 from coevolve_jax import preemption
+from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.run import Run
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records.workdir import fork
@@ -31,6 +33,7 @@ D_0 = "coevolve_jax.envs.worker_pool:ProcessPool.step", 0, None
 ROLLOUTS = "coevolve_jax.rollout.agent:Agent._act", 1, 1
 UPDATE = "coevolve_jax.grpo.learner:Learner.update", 1, 2
 EVOLUTION = "coevolve_jax.synthesis.pipeline:Synthesizer.reflect", 1, 2
+AFTER_EVOLUTION = "coevolve_jax.rollout.agent:Agent._act", 2, 2
 LAST_EVALUATION = "coevolve_jax.rollout.agent:Agent._act", 3, 3
 
 
@@ -62,6 +65,13 @@ def asked(config, workdir, moment) -> int | None:
     return checkpoint.latest_step(workdir / "checkpoints")
 
 
+def saved_state(workdir) -> dict:
+    """The state of the newest checkpoint."""
+    newest = max((workdir / "checkpoints").glob("step_*"))
+    text = json.loads((newest / "manifest.json").read_text()).get("state")
+    return json.loads(text or (newest / "state.json").read_text())["state"]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nobody asked to end."""
@@ -84,6 +94,22 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, mom
     assert want.keys() == got.keys()
     for name in want:
         assert got[name] == want[name], name
+
+
+def test_an_evolution_that_was_given_up_is_made_up_once(whole, tmp_path, monkeypatch):
+    """The explorer is taken for one that asks a model, whose evolution is not waited for."""
+    begin, config, workdir = Evolver.__init__, settings("coevolve", **RARE), tmp_path / "run"
+
+    def slow(evolver, *arguments):
+        begin(evolver, *arguments)
+        evolver._slow = True
+
+    monkeypatch.setattr(Evolver, "__init__", slow)
+    for moment, step in ((EVOLUTION, 1), (AFTER_EVOLUTION, 2)):
+        assert asked(config, workdir, moment) == 2 and saved_state(workdir)["step"] == step
+    train(config, workdir)
+    want, got = comparable(whole), comparable(workdir)
+    assert {name for name in want if got[name] != want[name]} == set()
 
 
 def test_rollouts_that_run_ahead_are_given_up(tmp_path):

@@ -342,6 +342,36 @@ def test_what_a_save_met_is_raised_by_the_next_and_at_the_end(tmp_path, monkeypa
         writer.close()
 
 
+def test_a_later_state_keeps_the_arrays_and_every_byte_of_it_is_checked(tmp_path):
+    with closing(checkpoint.Writer()) as writer:
+        writer.save(tmp_path, 1, arrays(1), {**STATE, "step": 1})
+        before = bits(checkpoint_of(tmp_path, writer)[1])
+        for word in ("a", "b"):
+            writer.save_state(tmp_path, 1, {"word": word})
+            step, found, state = checkpoint_of(tmp_path, writer)
+            assert (step, bits(found), state) == (1, before, {"word": word})
+        with pytest.raises(FileNotFoundError):
+            writer.save_state(tmp_path, 2, {})
+        with pytest.raises(TypeError):
+            writer.save_state(tmp_path, 1, {"word": object()})
+        assert checkpoint_of(tmp_path, writer)[2] == {"word": "b"}
+    checkpoint.copy(tmp_path, 1, tmp_path / "copy")
+    assert checkpoint.restore(tmp_path / "copy", arrays(0))[2] == {"word": "b"}
+    manifest = tmp_path / "step_00000001" / "manifest.json"
+    good = manifest.read_text()
+    (manifest.parent / "manifest.json.tmp").write_text(good[:20])  # killed before the manifest was replaced
+    assert checkpoint.restore(tmp_path, arrays(0))[2] == {"word": "b"}
+    manifest.write_text(good.replace('\\"b\\"', '\\"c\\"'))
+    assert manifest.read_text() != good
+    with pytest.raises(ValueError, match="state.json is not as it was saved"):
+        checkpoint.restore(tmp_path, arrays(0), warn=lambda message: None)
+
+
+def checkpoint_of(folder, writer):
+    writer.wait()
+    return checkpoint.restore(folder, arrays(0))
+
+
 def test_a_copy_is_a_checkpoint(tmp_path):
     saved(tmp_path / "one", 1, 2)
     checkpoint.copy(tmp_path / "one", 1, tmp_path / "other")
