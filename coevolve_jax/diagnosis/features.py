@@ -221,7 +221,7 @@ def version_row(steps: Sequence[Row]) -> Row:
 
 
 def taught(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> list[bool]:
-    """Whether the learner learns from each group: from rollouts of its own, not from earlier ones of its task.
+    """Whether the learner learns from each group: from its own rollouts, not earlier ones of its task.
 
     With learner.skip_zero_variance_groups off there are also samples with zero advantage; those teach
     nothing.

@@ -197,7 +197,7 @@ def _commit(folder: epath.Path, text: str, keep: int) -> None:
 
 
 def _write_manifest(folder: epath.Path, manifest: Mapping) -> None:
-    """Writes or replaces the manifest at once. Its "state", if any, stands in for the content of state.json."""
+    """Writes or replaces the manifest at once. Its "state", if any, stands in for state.json."""
     half = folder / _HALF
     half.write_text(json.dumps(manifest, indent=1))
     _sync(half)
