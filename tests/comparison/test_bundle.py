@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,14 @@ from coevolve_jax.comparison import bundle, leaderboard, plan, results
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
+from tests.support import forked
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 GUIDE = (ROOT / "docs" / "guides" / "enter_the_arena.md").read_text()
 NAME = "my_package.half_solved"
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 PLAN = [  # the frozen plan in small: both ends of a run are there, the budget's and the last evaluation's
     *SMALL, "budget.rollouts=12", "evaluation.last_rollouts=2",
 ]  # fmt: skip
@@ -52,7 +55,7 @@ def follow(words: list[str], home: Path, environ) -> str:
         path = [str(ROOT), environ["PYTHONPATH"]]
     environ["PYTHONPATH"] = os.pathsep.join(path)
     swap = {
-        "python": [sys.executable],
+        "python": [],
         "experiments/compare.py": [str(ROOT / "experiments" / "compare.py")],
         "--config=configs/leaderboard_bfcl.py": [
             f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", *(f"--set={text}" for text in PLAN),
@@ -62,13 +65,17 @@ def follow(words: list[str], home: Path, environ) -> str:
     program = [
         new for word in words for new in swap.get(word, [word.replace("configs/", f"{ROOT}/configs/")])
     ]
-    done = subprocess.run(program, cwd=home, env=environ, capture_output=True, text=True, timeout=900)
-    assert done.returncode == (1 if "--arms=help" in words else 0), done.stderr[-3000:]
-    return done.stdout + done.stderr
+    if program[0] == "-c":
+        start: Any = subprocess.Popen([sys.executable, *program], cwd=home, env=environ, **PIPES)
+    else:
+        start = forked.Start(program, environ, home)
+    out, err = start.communicate(timeout=900)
+    assert start.wait() == (1 if "--arms=help" in words else 0), err[-3000:]
+    return out + err
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory, environ) -> Path:
+def home(tmp_path_factory, quick) -> Path:
     """A stranger's folder after the guide's first commands: the method, its runs and its bundle."""
     folder = tmp_path_factory.mktemp("home")
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
@@ -76,7 +83,7 @@ def home(tmp_path_factory, environ) -> Path:
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").write_text("")
     (folder / "my_package" / "half_solved.py").write_text(code)
-    said = [follow(words, folder, environ) for words in commands(GUIDE)[:3]]
+    said = [follow(words, folder, quick) for words in commands(GUIDE)[:3]]
     assert "random_probe" in said[0] and "runs/half_solved holds 2 of 2 cells, digest " in said[2]
     return folder
 
@@ -87,10 +94,10 @@ def rows(path: Path) -> list[dict]:
 
 
 @pytest.mark.nightly
-def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, environ):
+def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, quick):
     enter, again = commands(GUIDE)[3:]
     theirs = home / "runs" / "arena"
-    said = follow(enter, home, environ)
+    said = follow(enter, home, quick)
     joined = home / "runs" / "leaderboard"
     assert rows(joined / "outcomes.csv") == rows(theirs / "outcomes.csv")
     assert rows(joined / "cells.csv") == rows(theirs / "cells.csv")
@@ -101,10 +108,10 @@ def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, envi
     (late,) = kept["planned_later"]  # its numbers were there before the plan
     assert (kept["planned"], late["planned"], kept["arms"]) == ([], [[NAME, "random"]], ["random"])
     assert (joined / "cells" / NAME / "seed_0" / "report.html").exists()
-    assert follow(enter, home, environ).count("From the bundle") == 1  # once more changes nothing
+    assert follow(enter, home, quick).count("From the bundle") == 1  # once more changes nothing
     assert json.loads((joined / "plan.json").read_text())["joined"] == kept["joined"]
     without = [word for word in enter if not word.startswith("--join")]
-    assert f"{NAME} - random: 1 seeds" in follow([*without, "--only_read"], home, environ)  # it stays
+    assert f"{NAME} - random: 1 seeds" in follow([*without, "--only_read"], home, quick)  # it stays
 
     boards = [  # of the folder, and of the bundle itself
         leaderboard.board(leaderboard.load("tiny", [path]))
@@ -116,7 +123,7 @@ def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, envi
 
     before = json.loads((theirs / "plan.json").read_text())
     shutil.rmtree(theirs)
-    said = follow(again, home, environ)
+    said = follow(again, home, quick)
     assert "2 cells of this comparison's own arms" in said and "0%" not in said.split("\n")[0]
     found = json.loads((home / "runs" / "again" / "plan.json").read_text())
     assert {k: found[k] for k in ("planned", "planned_later", "date", "command")} == {

@@ -307,7 +307,13 @@ def slow_bootstrap(rows, times=400):
 HEADROOM = ROOT / "docs" / "notes" / "headroom"
 
 
-@pytest.mark.parametrize("name", ["first", "seldom", "spread", "test", "test_spread", "options"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "first", "seldom", "test", "options",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("spread", "test_spread")),
+    ],
+)  # fmt: skip
 def test_the_published_table_follows_from_the_published_numbers(name):
     folder = HEADROOM / name
     rows, costs = (results.read_csv(folder / f) for f in ("outcomes.csv.gz", "cells.csv"))

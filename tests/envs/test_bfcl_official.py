@@ -6,8 +6,6 @@ import dataclasses
 import importlib.resources
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from types import SimpleNamespace
 
@@ -27,6 +25,7 @@ from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.types import Call, Group, Outcome
+from tests.support import forked
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -398,11 +397,11 @@ def test_tasks_of_several_categories_have_the_same_indices():
         envs.load("textworld").settings(["base"])
 
 
-def test_the_command_prints_and_writes_scores_under_the_protocol(tmp_path):
+def test_the_command_prints_and_writes_scores_under_the_protocol(tmp_path, quick):
     output = tmp_path / "score.json"
-    command = [sys.executable, "experiments/evaluate.py", "--model=models/tiny_qwen3", "--protocol=steps_30"]
+    command = ["experiments/evaluate.py", "--model=models/tiny_qwen3", "--protocol=steps_30"]
     fast = ["--split=test", "--category=base,miss_func", "--max_length=320", "--max_new_tokens=16"]
-    run = lambda *more: subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+    run = lambda *more: forked.run([*command, *more], quick)
     done = run(*fast, "--max_concurrency=16", f"--output={output}")
     assert done.returncode == 0, done.stderr
     report = json.loads(output.read_text())
@@ -425,12 +424,14 @@ def test_the_command_prints_and_writes_scores_under_the_protocol(tmp_path):
 # ---- The prompt, to look at --------------------------------------------------------------------------------
 
 
-def test_the_prompt_is_shown_as_the_official_handler_formats_it(official, handler, policy, qwen, tmp_path):
+def test_the_prompt_is_shown_as_the_official_handler_formats_it(
+    official, handler, policy, qwen, tmp_path, quick
+):
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.chat_template = qwen._tokenizer.chat_template
     tokenizer.save_pretrained(tmp_path)
-    command = [sys.executable, "experiments/show_prompt.py", f"--model={tmp_path}", "--benchmark=bfcl"]
-    run = lambda *more: subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+    command = ["experiments/show_prompt.py", f"--model={tmp_path}", "--benchmark=bfcl"]
+    run = lambda *more: forked.run([*command, *more], quick)
     done = run("--task=multi_turn_miss_func_0", "--protocol=official")
     assert done.returncode == 0, done.stderr
     entry, task = official.load_dataset_entry("multi_turn_miss_func")[0], LATE[0]

@@ -25,6 +25,7 @@ from coevolve_jax.rollout.limits import Limits, reference_fits
 from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
 from coevolve_jax.types import Call, Observation, Task
 from tests.envs.test_hostile import hostile, message
+from tests.support import forked
 from tests.support.paths import ROOT
 
 SINGLE = bfcl.SINGLE_TURN
@@ -422,10 +423,10 @@ def test_worked_examples_and_system_messages_precede_the_query(policy, env_pool)
 
 
 @pytest.mark.slow
-def test_the_command_scores_single_turn_tasks(tmp_path):
+def test_the_command_scores_single_turn_tasks(tmp_path, quick):
     output = tmp_path / "score.json"
-    command = [sys.executable, "experiments/evaluate.py", "--model=models/tiny_qwen3", "--benchmark=bfcl"]
-    run = lambda *more: subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+    command = ["experiments/evaluate.py", "--model=models/tiny_qwen3", "--benchmark=bfcl"]
+    run = lambda *more: forked.run([*command, *more], quick)
     asked = ["--category=live_parallel", "--split=development", "--max_length=1024", "--max_new_tokens=16"]
     done = run(*asked, "--few_shot=1", f"--output={output}")
     assert done.returncode == 0, done.stderr

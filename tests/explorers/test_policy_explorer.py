@@ -395,6 +395,7 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
         assert got[name] == want[name], name
 
 
+@pytest.mark.nightly
 def test_a_policy_that_can_do_nothing_makes_no_tasks_and_no_trouble(policy, pool):
     """The tiny policy plays all roles: its answers have the right form or are truncated, and name no tool."""
     config = config_of(**{"explorer.max_tokens": 24, "explorer.max_length": 2048, "evolution.rounds": 1})

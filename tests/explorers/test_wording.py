@@ -369,6 +369,7 @@ def test_a_policy_without_words_gives_the_run_of_the_rules(tmp_path):
     assert not (tmp_path / "rules" / "llm_calls.jsonl").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_with_new_words_ends_in_the_same_bits_when_it_is_killed(tmp_path, monkeypatch):
     """A polite stand-in speaks; the tiny policy understands it in some rollouts."""

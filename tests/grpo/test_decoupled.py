@@ -287,6 +287,7 @@ def main(folder):
         np.savez(f"{folder}/{name}.npz", **results)
 
 
+@pytest.mark.nightly
 def test_devices_that_split_rows_and_parameters_compute_the_same(tmp_path):
     assert process([__file__, str(tmp_path)], devices=4).wait() == 0
     want, got = (dict(np.load(tmp_path / f"{name}.npz")) for name in MESHES)

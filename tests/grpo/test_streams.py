@@ -138,7 +138,10 @@ def test_a_kl_to_given_logprobs_is_the_kl_to_a_reference_that_gives_them(params)
             assert_close(away, want, 1e-2)
 
 
-@pytest.mark.parametrize("changes", [dict(kl_coef=0.3), dict(**GSPO, kl_coef=0.3), NONE])
+@pytest.mark.parametrize(
+    "changes",
+    [dict(kl_coef=0.3), pytest.param(dict(**GSPO, kl_coef=0.3), marks=pytest.mark.nightly), NONE],
+)
 def test_no_stream_feels_the_samples_of_another(params, changes):
     """A mixed batch's gradient is the sum over its streams, each in a batch of its own."""
     rng = np.random.default_rng(2)
@@ -206,7 +209,7 @@ def rollouts_of(rng):
     return samples([trajectory(rng, n) for n in (20, 30, 12, 9)], [1, -1, 0.5, 2])
 
 
-@pytest.mark.parametrize("changes", [{}, GSPO])
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.nightly), GSPO])
 def test_one_epoch_with_truncated_weights_needs_no_pass_of_its_own(params, changes):
     """The update computes the old log-probabilities itself; the result equals that of two passes."""
     found, start = rollouts_of(np.random.default_rng(5)), moved(params)

@@ -1,8 +1,6 @@
 """The noise of runs, what faults cost and what campaigns gain out of nothing, reckoned in other ways."""
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from scipy import stats
 from coevolve_jax.diagnosis import trends
 from coevolve_jax.harness import calibration
 from coevolve_jax.harness.calibration import Run
-from tests.support.paths import ROOT
+from tests.support import forked
 
 SETTINGS = "configs/bfcl_harness.py"
 
@@ -77,13 +75,12 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     assert calibration.read_rows(tmp_path / "starts.csv") == runs
 
 
-def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path):
+def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path, quick):
     rows = [run("none", s, n) for s, n in enumerate((280, 284))] + [run("slow", s, 200 + s) for s in range(2)]
     rows += [run("none", 0, 270 + i, salt=i) for i in range(1, 4)]
     calibration.write_rows(tmp_path / "starts.csv", rows)
-    command = [sys.executable, "experiments/calibrate_harness.py", f"--workdir={tmp_path}"]
-    command += ["--faults=none,slow", "--seeds=0:2"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ["experiments/calibrate_harness.py", f"--workdir={tmp_path}"]
+    told = forked.run([*command, "--faults=none,slow", "--seeds=0:2"], quick)
     assert told.returncode == 0 and not (tmp_path / "store").exists()
     assert "Healthy, 2 seeds: success 70.5%, deviation 0.7 points" in told.stdout
     assert "Lost trials: 0 of 2800. Commits: abc." in told.stdout

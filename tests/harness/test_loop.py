@@ -47,6 +47,7 @@ def test_each_proposer_ends_and_says_what_it_did(tmp_path):
     assert {lever for lever, _, _ in told["search"]} == {"search"}
 
 
+@pytest.mark.nightly
 def test_another_seed_of_the_placebo_draws_otherwise(tmp_path):
     told = []
     for seed in (0, 1):

@@ -71,14 +71,14 @@ def test_a_last_update_that_breaks_the_policy_is_seen_by_the_last_evaluation(bro
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_its_comparison_finishes_and_does_not_run_it_again(broken, environ):
+def test_its_comparison_finishes_and_does_not_run_it_again(broken, quick):
     folder, cell, config = broken
     noted = (cell.workdir(folder) / "failure.json").read_bytes()
     heeded = [
         text for text in SMALL if not text.startswith("evolution.")
     ]  # by an arm whose tasks do not grow
     (folder / "plan.json").write_text(json.dumps({"config": _numbers(configured([*heeded, *BREAKING]))}))
-    done = forked.run(command(folder, "--arms=static", "--seeds=0", small=[*heeded, *BREAKING]), environ)
+    done = forked.run(command(folder, "--arms=static", "--seeds=0", small=[*heeded, *BREAKING]), quick)
     assert done.returncode == 0, done.stderr
     assert f"Diverged, which is a result: static, seed 0 (step {json.loads(noted)['step']})." in done.stdout
     assert (cell.workdir(folder) / "failure.json").read_bytes() == noted

@@ -41,6 +41,7 @@ def whole(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.nightly
 def test_a_run_that_stops_on_the_way_goes_on_to_the_same_bits(whole, tmp_path):
     assert train(settings("coevolve"), tmp_path / "run", until=2) == {}
     assert len(rows(tmp_path / "run", "metrics.jsonl")) == 2

@@ -32,10 +32,8 @@ def check_metrics(workdir, ages):
     return metrics
 
 
-def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_server, environ, tmp_path):
-    done = forked.run(
-        command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), environ
-    )
+def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_server, quick, tmp_path):
+    done = forked.run(command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 0, 0])
     assert all(m["utilization"]["cached"] for m in metrics)
@@ -51,15 +49,16 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
         assert summary["serving"][name] == sum(m["serving"][name] for m in metrics)
 
 
+@pytest.mark.nightly
 def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     sglang_server,
-    environ,
+    quick,
     tmp_path,
 ):
     workdir = tmp_path / "run"
     with Proxy(sglang_server.url) as proxy:
         settings = {"steps": 3, "checkpoint.every": 100, "engine.url": proxy.url, "engine.patience": 2.0}
-        process = forked.Start(command(workdir, SERVED, **settings), environ)
+        process = forked.Start(command(workdir, SERVED, **settings), quick)
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and process.poll() is None:
             if (workdir / "metrics.jsonl").exists() and rows(workdir, "metrics.jsonl"):
@@ -71,12 +70,12 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     assert "Error: No SGLang server has answered for 2 s" in error.strip().splitlines()[-1]
     kept = len(rows(workdir, "metrics.jsonl"))
     assert 1 <= kept < 3 and checkpoint.latest_step(workdir / "checkpoints") == kept
-    done = forked.run(command(workdir, SERVED, **settings | {"engine.url": sglang_server.url}), environ)
+    done = forked.run(command(workdir, SERVED, **settings | {"engine.url": sglang_server.url}), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     check_metrics(workdir, [0, 0, 0])
 
 
-@pytest.mark.parametrize("engine", ["native", "sglang"])
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=pytest.mark.nightly), "sglang"])
 def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, quick, tmp_path):
     ahead = {
         "rollout.max_staleness": 1,

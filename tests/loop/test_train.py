@@ -45,11 +45,11 @@ def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, environ) -> Path:
+def finished(tmp_path_factory, quick) -> Path:
     """A run that was never interrupted, started like a user's; the others are forked."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     program = [sys.executable, *command(workdir)]
-    done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(program, cwd=ROOT, env=quick, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     (workdir / "stdout.txt").write_text(done.stdout)
     return workdir
@@ -207,7 +207,7 @@ def kill_when(arguments, environ, ready, patience=300.0) -> bool:
     return process.wait() == -signal.SIGKILL
 
 
-def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, environ):
+def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, quick):
     workdir = tmp_path / "killed"
     steps_logged = lambda: (
         len((workdir / "metrics.jsonl").read_bytes().splitlines())
@@ -225,9 +225,9 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, e
         saving(1),  # in mid-save
         lambda: steps_logged() >= 4,  # between the log and the checkpoint
     ]
-    killed = [kill_when(command(workdir), environ, ready) for ready in points]
+    killed = [kill_when(command(workdir), quick, ready) for ready in points]
     assert all(killed)
-    done = forked.run(command(workdir), environ)
+    done = forked.run(command(workdir), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     want, got = comparable(finished), comparable(workdir)
     assert want.keys() == got.keys()
@@ -235,13 +235,14 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, e
         assert got[name] == want[name], name
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, tmp_path, environ):
+@pytest.mark.nightly
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, tmp_path, quick):
     workdir = tmp_path / "damaged"
     shutil.copytree(finished, workdir)
     newest = max((workdir / "checkpoints").glob("step_*"))
     victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:-100])
-    done = forked.run(command(workdir), environ)
+    done = forked.run(command(workdir), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     assert newest.name in done.stderr
     want, got = comparable(finished), comparable(workdir)
@@ -268,33 +269,33 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
         ({"no_such_key": 1}, "no_such_key"),
     ],
 )
-def test_bad_config_is_one_sentence_and_writes_nothing(tmp_path, environ, changes, why):
+def test_bad_config_is_one_sentence_and_writes_nothing(tmp_path, quick, changes, why):
     import re
 
     workdir = tmp_path / "run"
-    done = forked.run(command(workdir, **changes), environ)
+    done = forked.run(command(workdir, **changes), quick)
     assert done.returncode != 0
     assert re.search(why, done.stderr, re.DOTALL), done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     assert not workdir.exists() or not any(workdir.iterdir())
 
 
-def test_a_workdir_of_another_config_is_left_alone(finished, environ):
+def test_a_workdir_of_another_config_is_left_alone(finished, quick):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    done = forked.run(command(finished, **{"learner.learning_rate": 0.5}), environ)
+    done = forked.run(command(finished, **{"learner.learning_rate": 0.5}), quick)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "config.learner.learning_rate" in done.stderr and "--workdir" in done.stderr
     assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, quick):
     folder = tmp_path / "model"
     shutil.copytree(ROOT / "models" / "tiny_qwen3", folder)
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text())
     data["added_tokens"].append({**data["added_tokens"][-1], "id": 5000, "content": "<|alien|>"})
     path.write_text(json.dumps(data))
-    done = forked.run(command(tmp_path / "run", model=str(folder)), environ)
+    done = forked.run(command(tmp_path / "run", model=str(folder)), quick)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "vocab" in done.stderr and not (tmp_path / "run").exists()
 
@@ -306,6 +307,7 @@ def test_conversations_longer_than_the_models_context_are_refused(tmp_path, quic
     assert "config.rollout.max_length is 9000, and models/tiny_qwen3 reads 8192 tokens" in done.stderr
 
 
+@pytest.mark.nightly
 def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, quick):
     """A checkpoint precedes it: the first rate is 1e-5, and every later one final_rate times as much."""
     workdir = tmp_path / "run"
@@ -318,6 +320,7 @@ def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_pat
     assert any((workdir / "checkpoints").glob("step_*"))
 
 
+@pytest.mark.nightly
 def test_programs_are_kept_where_a_user_says_so(tmp_path, quick):
     env = {**quick, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     few = {"data.initial_tasks": 2, "evaluation.tasks": 1}
@@ -327,9 +330,9 @@ def test_programs_are_kept_where_a_user_says_so(tmp_path, quick):
     assert list((tmp_path / "compiled").glob("jit_*-cache"))
 
 
-def test_resuming_a_finished_run_changes_no_result(finished, environ):
+def test_resuming_a_finished_run_changes_no_result(finished, quick):
     before = comparable(finished)
-    done = forked.run(command(finished), environ)
+    done = forked.run(command(finished), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     after = comparable(finished)
     assert before == after
@@ -337,7 +340,7 @@ def test_resuming_a_finished_run_changes_no_result(finished, environ):
 
 
 @pytest.mark.parametrize("program", ["main", "plan", "show_prompt", "synthesize"])
-def test_a_config_that_cannot_be_read_is_one_sentence(program, environ, tmp_path):
+def test_a_config_that_cannot_be_read_is_one_sentence(program, quick, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     script = ROOT / "experiments" / f"{program}.py"
     for flags, why in (
@@ -347,7 +350,7 @@ def test_a_config_that_cannot_be_read_is_one_sentence(program, environ, tmp_path
         (["--config=configs/bfcl_tiny.py", "--config.nope=1"], "no key 'nope'"),
     ):
         others = {"main": ["--workdir=runs/none"], "show_prompt": ["--task=none"]}.get(program, [])
-        done = forked.run([script, *flags, *others], environ)
+        done = forked.run([script, *flags, *others], quick)
         assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr[-1000:]
         assert re.search(f"Error: .*{why}", done.stderr), done.stderr[-1000:]
 
@@ -360,11 +363,11 @@ def test_every_config_file_heeds_its_arguments(path):
     assert load_file(path).engine.name == ("sglang" if re.search("qwen3|_7b", path.stem) else "native")
 
 
-def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
+def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, quick):
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     config = of_run(finished)
     with claimed(finished, config):
-        done = forked.run(command(finished), environ)
+        done = forked.run(command(finished), quick)
     assert done.returncode != 0 and "Another process goes on with the run in" in done.stderr
     assert "Traceback" not in done.stderr
     assert before == {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
@@ -372,6 +375,7 @@ def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
         pass
 
 
+@pytest.mark.nightly
 def test_a_run_is_evaluated_within_its_own_limits(finished, quick, tmp_path):
     ours = json.loads((finished / "config.json").read_text())["rollout"]
     program = [ROOT / "experiments" / "evaluate.py", f"--workdir={finished}", "--benchmark=held_out"]

@@ -269,6 +269,7 @@ def test_killed_and_asked_to_end_it_goes_on_to_the_same_bits(whole, tmp_path, mo
     assert untimed(folder) == untimed(whole)
 
 
+@pytest.mark.nightly
 def test_no_warm_start_goes_on_from_the_checkpoints_of_another(tmp_path, monkeypatch):
     of = lambda rate: asked(
         steps=2, eval_every=1, checkpoint_every=1, learning_rate=rate,
@@ -297,6 +298,7 @@ def test_a_demonstration_that_is_lost_on_resume_leaves_the_others_on_their_side(
         sides([task for task in shown.tasks if task.id in trained])
 
 
+@pytest.mark.nightly
 def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
     more = {"learner.lora_rank": 2}
     config = asked(more=more, steps=2, eval_every=1, checkpoint_every=1)

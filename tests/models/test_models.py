@@ -406,7 +406,7 @@ def test_remat_gives_the_same_gradient(any_config):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient(False), gradient(True))
 
 
-@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("adapted", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_layers_that_are_opaque_to_the_compiler_for_tpus_compute_the_same(any_config, adapted):
     params, tokens = random_params(any_config), tokens_of(any_config, 2, 9)
     adapters = lora.init(jax.random.key(0), params, 2, "(q|o)_proj")

@@ -578,6 +578,7 @@ def folder_with(template, path):
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_says_which_template_it_uses_and_its_policy_carries_it(tmp_path, capsys):
     model, small = folder_with(CHATML, tmp_path / "model"), {"steps": 1, "model": str(tmp_path / "model")}
@@ -595,21 +596,21 @@ def test_a_run_says_which_template_it_uses_and_its_policy_carries_it(tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_score_names_a_template_that_would_rewrite(tmp_path, environ):
+def test_a_score_names_a_template_that_would_rewrite(tmp_path, quick):
     model, output = folder_with(HYBRID, tmp_path / "model"), tmp_path / "score.json"
     program = [ROOT / "experiments" / "evaluate.py", f"--model={model}", f"--output={output}"]
-    done = forked.run([*program, "--max_length=64", "--max_new_tokens=8"], environ)
+    done = forked.run([*program, "--max_length=64", "--max_new_tokens=8"], quick)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(output.read_text())["protocol"]["chat_template"]
     assert told in done.stdout and "they stay as they were sampled, thoughts included" in told
 
 
 @pytest.mark.slow
-def test_the_prompt_of_llama_is_shown_with_its_parts(tmp_path, environ):
+def test_the_prompt_of_llama_is_shown_with_its_parts(tmp_path, quick):
     tokenizer = llama(date=NOW)
     tokenizer.save_pretrained(tmp_path)
     program = [ROOT / "experiments" / "show_prompt.py", f"--model={tmp_path}", "--benchmark=bfcl"]
-    done = forked.run([*program, "--task=multi_turn_base_3"], environ)
+    done = forked.run([*program, "--task=multi_turn_base_3"], quick)
     assert done.returncode == 0, done.stderr[-2000:]
     opening = "<|start_header_id|>assistant<|end_header_id|>\n\n"
     length = len(tokenizer.encode(opening, add_special_tokens=False))

@@ -377,6 +377,7 @@ def spread_over_two_devices(path: str) -> None:
     np.testing.assert_allclose(results[1][1], expected, rtol=1e-3)
 
 
+@pytest.mark.nightly
 def test_the_update_replays_on_a_mesh(trajectories, tmp_path):
     t = trajectories[0]
     mismatch = np.abs(forward(other_routers(random_params(MODEL)), t, t.routing)[0] - t.logprobs)[

@@ -29,6 +29,7 @@ def server(to_be_struck):
     return server
 
 
+@pytest.mark.nightly
 def test_a_real_server_whose_model_knows_nothing(server, pool):
     """SGLang serves the tiny policy, which never saw such prompts.
 

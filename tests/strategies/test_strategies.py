@@ -238,7 +238,7 @@ def test_the_examples_of_the_docs_are_the_tested_ones():
     assert len(codes[0].splitlines()) <= 25
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [EXAMPLES[0], pytest.param(EXAMPLES[1], marks=pytest.mark.nightly)])
 def test_an_example_of_the_docs_grows_the_training_set(name, tmp_path):
     train(settings(f"tests.support.strategies.{name}"), tmp_path / "run")
     born = [t["lineage"]["signal"] for t in rows(tmp_path / "run", "tasks.jsonl")]
