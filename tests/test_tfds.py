@@ -15,6 +15,7 @@ from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import single_turn
 from coevolve_jax.synthesis.task_pool import Record, TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
+from tests.support import forked
 
 pytestmark = pytest.mark.slow
 
@@ -168,20 +169,17 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
         (["--benchmark=bfcl", "--splits=test"], "--output={file} cannot be written (Not a directory)"),
     ],
 )
-def test_the_command_says_in_one_sentence_what_it_cannot_write(options, why, tmp_path):
+def test_the_command_says_in_one_sentence_what_it_cannot_write(options, why, tmp_path, quick):
     (file := tmp_path / "file").write_text("")
-    command = [sys.executable, "experiments/export.py", "--to=tfds", *options, f"--output={file}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(["experiments/export.py", "--to=tfds", *options, f"--output={file}"], quick)
     assert done.returncode == 1 and done.stderr.startswith(f"Error: {why.format(file=file)}"), done.stderr
     assert done.stderr.count("\n") == 1 and file.is_file()
 
 
-def test_the_command_writes_a_benchmark_with_its_splits(tmp_path):
+def test_the_command_writes_a_benchmark_with_its_splits(tmp_path, quick):
     names = ["train", "development", "test", "sequential_train", "sequential_test"]
     command = ["experiments/export.py", "--to=tfds", "--benchmark=bfcl", f"--output={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, *command, f"--splits={','.join(names)}"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = forked.run([*command, f"--splits={','.join(names)}"], quick)
     assert done.returncode == 0, done.stderr
     splits = {name: tfds_tasks.read(tmp_path, "bfcl_tasks", name) for name in names}
     single = {split: sum(len(single_turn.load(c, split)) for c in bfcl.SINGLE_TURN) for split in names}

@@ -740,14 +740,17 @@ def _plain(config):
     return json.loads(json.dumps(configs.numbers(config.to_dict())))
 
 
-def sweep(*flags, more=("--seeds=0:4",), arms=("--arms=static,random",)):
-    own = ["--config=configs/bfcl_tiny.py", *arms, *more, "--workdir=/shared/x y"]
-    script = [sys.executable, ROOT / "experiments" / "sweep.py", *flags, "--", *own]
-    return subprocess.run(script, capture_output=True, text=True)
+@pytest.fixture
+def sweep(quick):
+    def sweep(*flags, more=("--seeds=0:4",), arms=("--arms=static,random",)):
+        own = ["--config=configs/bfcl_tiny.py", *arms, *more, "--workdir=/shared/x y"]
+        return forked.run([ROOT / "experiments" / "sweep.py", *flags, "--", *own], quick)
+
+    return sweep
 
 
 @pytest.mark.parametrize("on", ["shell", "slurm", "tpu"])
-def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(on):
+def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(on, sweep):
     done = sweep(f"--on={on}", "--machines=3")
     assert done.returncode == 0, done.stderr
     text = done.stdout
@@ -770,7 +773,7 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
 
 
 @pytest.mark.parametrize("on", ["shell", "slurm"])
-def test_a_sweep_of_campaigns_gives_each_machine_its_own_over_one_store(on):
+def test_a_sweep_of_campaigns_gives_each_machine_its_own_over_one_store(on, sweep):
     more = ("--versions=3", "--seeds=0:2")
     done = sweep("--of=campaigns", f"--on={on}", "--machines=2", more=more, arms=())
     assert done.returncode == 0, done.stderr
@@ -786,7 +789,7 @@ def test_a_sweep_of_campaigns_gives_each_machine_its_own_over_one_store(on):
     assert "--config.harness.seed=1 is what python experiments/sweep.py gives" in seeded.stderr
 
 
-def test_a_sweep_refuses_what_it_cannot_split():
+def test_a_sweep_refuses_what_it_cannot_split(sweep):
     assert "more than the 4 seeds" in sweep("--machines=5").stderr
     apart = sweep("--machines=8", more=("--seeds", "0:8"))  # a flag and its value as two words
     assert apart.returncode == 0 and "--seeds 0:8" in apart.stdout

@@ -1,8 +1,6 @@
 """The LLM explorer against a server of the OpenAI protocol: its roles, failures and costs."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -34,6 +32,7 @@ from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triple
 from tests.loop.test_preemption import asked
 from tests.loop.test_train import comparable
 from tests.strategies.test_strategies import rows, settings
+from tests.support import forked
 from tests.support.browsing import address, browser, needs_browser, visit  # noqa: F401 (fixtures)
 from tests.support.llm_cases import TOOL, server, settings_of, who  # noqa: F401 (fixture)
 from tests.support.openai_server import FAULTS, KEY, SPOILT, OpenAIServer
@@ -482,7 +481,7 @@ def test_a_run_says_what_each_evolution_has_cost(whole):
     assert f"{whole['llm_tokens_in/explore']:,} in, {whole['llm_tokens_out/explore']:,} out, money" in text
 
 
-def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tmp_path, environ):
+def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tmp_path, quick):
     options = {
         "explorer.base_url": server.url,
         "explorer.cache": "",
@@ -490,14 +489,12 @@ def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tm
         "environment.workers": 1,
     }
     command = [
-        sys.executable, "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm",
+        "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm",
         "--tasks=2",
         f"--output={tmp_path / 'tasks.jsonl'}", f"--llm_calls={tmp_path / 'llm_calls.jsonl'}",
         *(f"--config.{key}={value}" for key, value in options.items()),
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=ROOT, env={**environ, "OPENAI_API_KEY": KEY}, capture_output=True, text=True
-    )
+    done = forked.run(command, {**quick, "OPENAI_API_KEY": KEY})
     assert done.returncode == 0, done.stderr
     llm_calls = rows(tmp_path, "llm_calls.jsonl")
     requests = sorted(tuple(m["content"] for m in body["messages"]) for body in server.seen)
@@ -506,7 +503,7 @@ def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tm
         own = {d["role"] for d in llm_calls if d["about"]["context"] == task["lineage"]["context"]}
         assert own == {"explore", "abstract", "judge"} and task["turns"][0]["query"] in done.stdout
     assert KEY not in (tmp_path / "llm_calls.jsonl").read_text() + done.stdout + done.stderr
-    again = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    again = forked.run(command, quick)
     assert again.returncode != 0 and f"--output={tmp_path / 'tasks.jsonl'} exists" in again.stderr
 
 

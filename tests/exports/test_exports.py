@@ -15,6 +15,7 @@ from coevolve_jax.exports import model_card, tables
 from coevolve_jax.records import rollouts
 from coevolve_jax.train import train
 from coevolve_jax.types import Task
+from tests.support import forked
 from tests.support.paths import ROOT
 from tests.support.report_cases import fake_workdir
 from tests.support.step_cases import some_groups
@@ -149,24 +150,17 @@ def test_the_command_names_what_is_missing(workdir, tmp_path, form, package):
 
 
 @pytest.mark.parametrize("form, flag", [("parquet", "run"), ("datasets", "run"), ("policy", "adapter")])
-def test_the_command_names_the_flag_that_it_needs(tmp_path, form, flag):
-    command = [sys.executable, "experiments/export.py", f"--to={form}", f"--output={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def test_the_command_names_the_flag_that_it_needs(tmp_path, form, flag, quick):
+    done = forked.run(["experiments/export.py", f"--to={form}", f"--output={tmp_path}"], quick)
     assert (done.returncode, done.stderr) == (1, f"Error: --to={form} needs --{flag}.\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["parquet", "datasets"])
-def test_a_file_is_no_output_and_stays(workdir, tmp_path, form):
+def test_a_file_is_no_output_and_stays(workdir, tmp_path, form, quick):
     (file := tmp_path / "file").write_text("mine")
-    command = [
-        sys.executable,
-        "experiments/export.py",
-        f"--to={form}",
-        f"--run={workdir}",
-        f"--output={file}",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ["experiments/export.py", f"--to={form}", f"--run={workdir}", f"--output={file}"]
+    done = forked.run(command, quick)
     assert done.returncode == 1 and done.stderr.startswith(f"Error: --output={file} cannot be written (")
     assert done.stderr.count("\n") == 1 and file.read_text() == "mine"
 

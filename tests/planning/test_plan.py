@@ -2,10 +2,7 @@
 
 import dataclasses
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -26,6 +23,7 @@ from coevolve_jax.planning import plan
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
+from tests.support import forked
 
 pytestmark = pytest.mark.slow
 
@@ -406,8 +404,8 @@ def test_what_cannot_be_planned_is_named():
         ("engine.cache_tokens=-1", "at least 0"),
     ],
 )
-def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option, rule):
-    done = command("--topology=v5p-8", f"--config.{option}")
+def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option, rule, quick):
+    done = command(quick, "--topology=v5p-8", f"--config.{option}")
     key, value = option.split("=")
     assert done.returncode == 1 and not done.stdout
     assert re.fullmatch(rf"Error: config\.{key} is '?{value}'?: it must be {rule}.*\n", done.stderr), (
@@ -415,15 +413,13 @@ def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option,
     )
 
 
-def command(*options):
-    """The command as a user starts it."""
-    whole = [sys.executable, "experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", *options]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True)
+def command(environ, *options):
+    whole = ["experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", *options]
+    return forked.run(whole, environ)
 
 
-def test_the_command_prints_a_line_per_topology_and_length():
-    done = command("--topology=v5p-8", "--pack_length=16384,32768")
+def test_the_command_prints_a_line_per_topology_and_length(quick):
+    done = command(quick, "--topology=v5p-8", "--pack_length=16384,32768")
     assert done.returncode == 0, done.stderr
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
     assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
