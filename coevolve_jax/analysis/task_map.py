@@ -18,7 +18,8 @@ def coordinates(counts: Sequence[Counter[str]]) -> tuple[np.ndarray, float]:
     2 - 2 x their cosine. So the axes are the first two principal axes of the vectors.
 
     Returns float64 [n, 2], and the share of all squared distances that the two axes hold (0 to 1). The
-    coordinates are zeros where there are too few tasks or features. Equal counts give equal coordinates.
+    coordinates are zeros where there are too few tasks or features. Equal counts give equal coordinates,
+    unless axes are equally long: then their directions are left to rounding.
     """
     vectors = _unit_tfidf(counts)
     n, features = len(counts), len({feature for count in counts for feature in count})
