@@ -294,9 +294,9 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(aggregate="token"),
+        pytest.param(dict(aggregate="token"), marks=pytest.mark.nightly),
         dict(aggregate="sequence", ratio="sequence"),
-        dict(aggregate="constant", kl="k2"),
+        pytest.param(dict(aggregate="constant", kl="k2"), marks=pytest.mark.nightly),
     ],
 )
 def test_accumulated_microbatches_equal_the_big_batch(params, changes):

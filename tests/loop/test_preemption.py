@@ -82,7 +82,11 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "moments, offload", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], False), ([EVOLUTION], True)]
+    "moments, offload",
+    [
+        ([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], False),
+        pytest.param([EVOLUTION], True, marks=pytest.mark.nightly),
+    ],
 )
 def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, offload):
     """Adam's moments may lie on the device or the host."""

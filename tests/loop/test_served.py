@@ -75,7 +75,8 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     check_metrics(workdir, [0, 0, 0])
 
 
-@pytest.mark.parametrize("engine", [pytest.param("native", marks=pytest.mark.nightly), "sglang"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["native", "sglang"])
 def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, quick, tmp_path):
     ahead = {
         "rollout.max_staleness": 1,
