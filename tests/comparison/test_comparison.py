@@ -763,6 +763,25 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     assert shards == [f"--shard={i}/3" for i in range(3)] and "--only_read" in lines[-1] and len(lines) == 4
 
 
+RUNS_OF = """
+from coevolve_jax.comparison import cells
+def told(folder, config, own, *more):
+    print(*(f"{c.arm}/{c.seed}" for c in own))
+    sys.exit()
+cells.run_all = told
+"""
+
+
+def test_every_run_of_a_comparison_is_of_one_shard(quick, tmp_path):
+    flags = ("--config=configs/bfcl_tiny.py", f"--workdir={tmp_path}", "--arms=static,random", "--seeds=0:5")
+    told = [forked.run_after(RUNS_OF, "compare", tmp_path, quick, *flags, f"--shard={i}/2") for i in range(2)]
+    shards = [done.stdout.split() for done in told]
+    assert sorted(sum(shards, [])) == sorted(
+        f"{arm}/{seed}" for arm in ("static", "random") for seed in range(5)
+    )
+    assert {*map(len, shards)} == {4, 6}, told
+
+
 @pytest.mark.parametrize("on", ["shell", "slurm"])
 def test_a_sweep_of_campaigns_gives_each_machine_its_own_over_one_store(on):
     more = ("--versions=3", "--seeds=0:2")
