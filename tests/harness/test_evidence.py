@@ -1,4 +1,4 @@
-"""What is read of the runs of a version, against values that are planted in their files."""
+"""The reading of the runs of a version, against values that are planted in their files."""
 
 import numpy as np
 import pytest

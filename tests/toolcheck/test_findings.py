@@ -1,4 +1,4 @@
-"""What is said of tools, from facts that are made up."""
+"""The findings on tools, from facts that are made up."""
 
 from collections import Counter
 
