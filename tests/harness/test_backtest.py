@@ -254,7 +254,7 @@ def test_a_forecast_that_missed_in_half_of_ten_versions_or_more_refuses_no_more(
         for number, off in enumerate(wrong, 1)
     }
     parts = object.__new__(Parts)
-    parts._versions = SimpleNamespace(trained=lambda before: ["v000", *told])  # type: ignore
-    parts._campaign = SimpleNamespace(read=lambda version, part: told[version][part])  # type: ignore
+    parts._versions = SimpleNamespace(trained=lambda before: ["v000", *told])
+    parts._campaign = SimpleNamespace(read=lambda version, part: told[version][part])
     many = len(wrong) >= 10 and wrong.count(True) >= wrong.count(False)
     assert parts._unreliable("v999") == ({"live_groups"} if many else set())

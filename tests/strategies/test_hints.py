@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax import build
@@ -124,6 +124,7 @@ def test_a_group_shows_where_its_failures_leave_a_success():
     assert [p["do"] for p in distil(Group(MOVE, (won, other)))] == [True]
 
 
+@settings(max_examples=30)
 @given(st.floats(0, 1), st.integers(1, 9), st.data())
 def test_a_share_of_all_groups_is_distilled_and_of_those_with_both_outcomes(share, count, data):
     mixed = data.draw(st.integers(0, count))
