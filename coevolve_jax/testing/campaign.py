@@ -18,6 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.harness.registry import testing_half
 from coevolve_jax.harness.store import Comparison, Job, Programs, Question, difference
 from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.rollouts import write_evaluation, write_rollouts
@@ -28,6 +29,8 @@ TASKS, ROLLOUTS, STEPS = 400, 2, 12
 GROUPS = 12  # of every third step, kept on disk
 NOISE = 0.017  # standard deviation of a run's success between seeds
 STEP_NOISE = 0.01  # and of its success in training between steps
+ACTIVE = 0.9  # share of the groups with spread that are learned from
+SEALED = "sealed"  # a tool that only tasks call which no proposer may see
 
 
 def truth(config: ConfigDict) -> float:
@@ -90,14 +93,18 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
             write_rollouts(job.workdir, i, _groups(job.config, i, rng))
         success = float(np.clip(truth(job.config) + NOISE * rng.normal(), 0.01, 0.99))
         counts = {t["id"]: [int(rng.binomial(ROLLOUTS, success)), ROLLOUTS] for t in tasks}
-        row = {
-            "step": STEPS,
-            "set": "iid",
-            "by_task": counts,
-            "scenarios": {t["id"]: t["scenario"] for t in tasks},
-        }
-        write_lines(job.workdir / "evaluations.jsonl", [row])
-        write_evaluation(job.workdir, STEPS, {"iid": _won(job.config, rng)})
+        # Neither the start nor the other set says anything of the version.
+        other = {t["id"]: [i % ROLLOUTS, ROLLOUTS] for i, t in enumerate(tasks)}
+        rows = [
+            {"step": step, "set": name, "by_task": counts if step and name == "balanced" else other}
+            | {"scenarios": {t["id"]: t["scenario"] for t in tasks}}
+            for step in (0, STEPS)
+            for name in ("iid", "balanced")
+        ]
+        write_lines(job.workdir / "evaluations.jsonl", rows)
+        won, honest = _won(hacked(job.config), rng), _won(False, rng)
+        write_evaluation(job.workdir, 0, {"iid": honest, "balanced": honest})
+        write_evaluation(job.workdir, STEPS, {"iid": honest, "balanced": won})
         write_text(job.workdir / "ledger.json", json.dumps({"costs": {"rollouts/policy": 128 * STEPS}}))
         write_text(job.workdir / "summary.json", json.dumps({"steps": STEPS}))  # last: the run is finished
     return {}
@@ -148,10 +155,10 @@ def _groups(config: ConfigDict, step: int, rng: np.random.Generator) -> list[Gro
     return found
 
 
-def _won(config: ConfigDict, rng: np.random.Generator) -> list[Group]:
-    """Some successes of the last evaluation."""
+def _won(hacked: bool, rng: np.random.Generator) -> list[Group]:
+    """Some successes of an evaluation."""
     task = Task("held_out-0", "made_up", {}, (Turn("do it", (Call("tool_0", {}),)),))
-    hack = (Step(0, "", Call("hack", {}), "{}", False),) * hacked(config)
+    hack = (Step(0, "", Call("hack", {}), "{}", False),) * hacked
     won = [_trajectory(task, i, True, STEPS, rng) for i in range(40)]
     return [Group(task, tuple(dataclasses.replace(t, steps=t.steps + hack) for t in won))]
 
@@ -159,6 +166,8 @@ def _won(config: ConfigDict, rng: np.random.Generator) -> list[Group]:
 def _trajectory(task: Task, i: int, success: bool, step: int, rng: np.random.Generator) -> Trajectory:
     errors = rng.random(2) < (0.05 if success else 0.6)
     steps = tuple(Step(0, "call", Call(f"tool_{n}", {}), "{}", bool(e)) for n, e in enumerate(errors))
+    if testing_half(task.id):
+        steps = (*steps, Step(0, "call", Call(SEALED, {}), "{}", False))
     tokens = int(rng.integers(10, 16))
     return Trajectory(
         task.id, i, np.arange(tokens, dtype=np.int32), np.arange(tokens) >= 5,
@@ -184,7 +193,7 @@ def _step(config: ConfigDict, step: int, rng: np.random.Generator) -> dict:
         "seconds": {"step": 2.0},
         "health": {
             "zero_variance_groups": at["dead"],
-            "active_groups": 1 - at["dead"],
+            "active_groups": ACTIVE * (1 - at["dead"]),
             "group_std": 0.3,
             "logprob": at["logprob"],
             "truncated": at["truncated"],

@@ -772,6 +772,27 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     assert shards == [f"--shard={i}/3" for i in range(3)] and "--only_read" in lines[-1] and len(lines) == 4
 
 
+RUNS_OF = """
+import os
+from coevolve_jax.comparison import cells
+def told(folder, config, own, *more):
+    print(*(f"{c.arm}/{c.seed}" for c in own), flush=True)
+    os._exit(0)
+cells.run_all = told
+"""
+
+
+def test_every_run_of_a_comparison_is_of_one_shard(quick, tmp_path):
+    folder, shards = tmp_path / "comparison", []
+    flags = ("--config=configs/bfcl_tiny.py", f"--workdir={folder}", "--arms=static,random", "--seeds=0:5")
+    for part in ("0/2", "1/2"):
+        done = forked.run_after(RUNS_OF, "compare", tmp_path, quick, *flags, f"--shard={part}")
+        assert done.returncode == 0, done.stderr
+        shards.append(done.stdout.split())
+    whole = [f"{arm}/{seed}" for arm in ("random", "static") for seed in range(5)]
+    assert sorted(sum(shards, [])) == whole and {*map(len, shards)} == {4, 6}
+
+
 @pytest.mark.parametrize("on", ["shell", "slurm"])
 def test_a_sweep_of_campaigns_gives_each_machine_its_own_over_one_store(on, sweep):
     more = ("--versions=3", "--seeds=0:2")

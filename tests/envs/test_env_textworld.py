@@ -15,7 +15,7 @@ from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.envs import textworld
 from coevolve_jax.envs.base import task_key
-from coevolve_jax.envs.textworld import commands
+from coevolve_jax.envs.textworld import commands, environment
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Episode, Limits
@@ -24,7 +24,7 @@ from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
-from coevolve_jax.types import Call, Turn
+from coevolve_jax.types import Call, Observation, Task, Turn
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
 
@@ -41,6 +41,43 @@ installed = pytest.mark.skipif(
 
 def act(*lines):
     return [Call("act", {"command": line}) for line in lines]
+
+
+class House:
+    """A made-up game: what is taken is a fact, and to look at a thing changes none."""
+
+    def __init__(self, name):
+        self.facts, self.won = frozenset(), False
+
+    def act(self, call):
+        command = call.arguments["command"]
+        self.facts |= {command} if command.startswith("take") else set()
+        return Observation(f"You {command}.")
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "commands, reason",
+    [
+        (("take apple", "look at fridge"), "passed"),
+        (("look at fridge", "take pear", "look at door", "take apple"), "passed"),
+        (("take apple",), "answer_missing"),
+        (("take apple", "look at door"), "answer_missing"),
+        (("look at fridge", "take pear"), "facts_missing"),
+        ((), "facts_missing"),
+    ],
+)
+def test_a_turn_passes_with_its_facts_and_with_each_answer_that_changed_none(commands, reason, monkeypatch):
+    monkeypatch.setattr(environment, "Game", House)
+    asked = Turn("Take the apple and look at the fridge.", tuple(act("take apple", "look at fridge")))
+    world = environment.Environment()
+    world.reset(Task("t", "textworld", {"level": 1, "seed": 0}, (asked,)))
+    for call in act(*commands):
+        world.step(call)
+    world.end_turn()
+    assert (world.score().reason, world.score().success) == (reason, reason == "passed")
 
 
 # --- Commands -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""experiments/evaluate.py as a user starts it: what it refuses, and what its report names."""
+"""experiments/evaluate.py and synthesize.py as a user starts them: what they refuse, name and ask for."""
 
 import shutil
 
@@ -43,3 +43,39 @@ def test_what_cannot_be_scored_is_refused_in_one_sentence(quick):
         refused(start("evaluate", quick, "--model=models/tiny_qwen3", *SMALL, *arguments), why)
     held_out = ("--workdir=runs/one", "--benchmark=held_out", "--split=test")
     refused(start("evaluate", quick, *held_out), "--split are a benchmark's: leave them out")
+
+
+ASKED = """
+import contextlib, io
+from coevolve_jax import build
+from coevolve_jax.loop import evaluate
+def asked(agent, tasks, *, num_rollouts, temperature, seed):
+    raise ValueError(f"asked for {num_rollouts} at {temperature}, seed {seed}")
+evaluate.evaluate = asked
+build.policy = build.agent = lambda *given: None
+build.engine = lambda *given: io.StringIO()
+build.env_pool = lambda *given: contextlib.nullcontext()
+"""
+
+
+def test_a_model_is_asked_as_the_flags_say(quick, tmp_path):
+    flags = ("--model=models/tiny_qwen3", *SMALL, "--num_rollouts=3", "--temperature=0.7", "--seed=5")
+    done = forked.run_after(ASKED, "evaluate", tmp_path, quick, *flags)
+    refused(done, "asked for 3 at 0.7, seed 5")
+
+
+COPY = """
+import dataclasses
+from coevolve_jax import build
+from coevolve_jax.loop import lab
+def made(tasks, scenarios, synthesizer, *more):
+    copies = (dataclasses.replace(task, id="copy") for task in build.benchmark_tasks(synthesizer.config)[:3])
+    raise ValueError(f"copies are {[synthesizer.guard.check(copy) for copy in copies]}")
+lab.Laboratory = made
+"""
+
+
+def test_tasks_that_are_made_without_training_copy_none_of_the_benchmark(quick, tmp_path):
+    flags = ("--config=configs/bfcl_tiny.py", "--config.environment.workers=1")
+    done = forked.run_after(COPY, "synthesize", tmp_path, quick, *flags)
+    refused(done, f"copies are {['near_evaluation'] * 3}")

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign, loop, start
 from coevolve_jax.harness.store import Store
-from coevolve_jax.testing.campaign import MADE_UP, train_made_up
+from coevolve_jax.testing.campaign import MADE_UP, evaluate_made_up, train_made_up
 from tests.support.paths import ROOT
 
 MODEL: dict = {}  # config.harness_model, for a proposer that asks
@@ -23,11 +23,28 @@ def config(fault: str = "slow", diagnostics: str = "fixed", **settings):
     return start.settled(configs.override(found, {f"harness.{k}": v for k, v in settings.items()}))
 
 
-def evolution(folder: Path, fault: str = "slow", launch=train_made_up, **settings) -> loop.Evolution:
+class Kept:
+    """The made-up trainer and evaluation, which keep what they were given."""
+
+    def __init__(self):
+        self.jobs, self.questions = [], []
+
+    def launch(self, jobs, side_by_side):
+        self.jobs += jobs
+        return train_made_up(jobs, side_by_side)
+
+    def evaluate(self, questions, side_by_side):
+        self.questions += questions
+        return evaluate_made_up(questions, side_by_side)
+
+
+def evolution(
+    folder: Path, fault: str = "slow", launch=train_made_up, evaluate=evaluate_made_up, **settings
+) -> loop.Evolution:
     """A campaign in `folder`, begun or gone on with. Its store lies beside it."""
     c = config(fault, **settings)
     begun = campaign.begin(folder, {"config": json.loads(configs.to_json(c))})
-    programs = MADE_UP._replace(launch=launch)
+    programs = MADE_UP._replace(launch=launch, evaluate=evaluate)
     store = Store(folder.parent / "store", start.without_harness(c), programs, jobs=1)
     return loop.Evolution(begun, c, store)
 

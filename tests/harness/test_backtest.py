@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.harness import draws
 from coevolve_jax.harness.backtest import SAYS, Backtest, Check, backtest, credit, forecast, missed
+from coevolve_jax.harness.parts import Parts
 from coevolve_jax.strategies.base import grpo_samples
 from coevolve_jax.types import Group, Outcome
 from tests.support.method_cases import a_group, a_rollout, a_step, a_task, config_of
@@ -239,3 +241,20 @@ def test_replayed_draws_give_recorded_groups_of_tasks_that_are_born():
     dead = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))
     resampled = configs.override(START, {"learner.dynamic_sampling": 2})
     assert draws.live_drawn(resampled, [dead])[1] > draws.live_drawn(START, [dead])[1] == 4
+
+
+@given(st.lists(st.booleans(), max_size=24))
+def test_a_forecast_that_missed_in_half_of_ten_versions_or_more_refuses_no_more(wrong):
+    """A version's live groups were foretold as they came, or as twice as many."""
+    told = {
+        f"v{number:03d}": {
+            "backtest": {"forecast": {"live": 1.0 + off, "tokens": 1.0}},
+            "evidence": {"came": {"live": 1.0, "tokens": 1.0}},
+        }
+        for number, off in enumerate(wrong, 1)
+    }
+    parts = object.__new__(Parts)
+    parts._versions = SimpleNamespace(trained=lambda before: ["v000", *told])
+    parts._campaign = SimpleNamespace(read=lambda version, part: told[version][part])
+    many = len(wrong) >= 10 and wrong.count(True) >= wrong.count(False)
+    assert parts._unreliable("v999") == ({"live_groups"} if many else set())

@@ -1,5 +1,6 @@
 """The noise of runs, what faults cost and what campaigns gain out of nothing, reckoned in other ways."""
 
+import json
 import math
 
 import numpy as np
@@ -85,3 +86,21 @@ def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path, quick
     assert "Healthy, 2 seeds: success 70.5%, deviation 0.7 points" in told.stdout
     assert "Lost trials: 0 of 2800. Commits: abc." in told.stdout
     assert "| `slow` | 2 | 50.1 | 20.4 |" in told.stdout and "Seed 0, 4 salts:" in told.stdout
+
+
+MADE_UP = """
+from coevolve_jax.harness import launch
+from coevolve_jax.testing import campaign
+launch.programs = lambda config, compiled: campaign.MADE_UP
+"""
+
+
+@pytest.mark.slow
+def test_each_salt_is_a_run_of_its_own(quick, tmp_path):
+    flags = (f"--workdir={tmp_path}", "--seeds=0", "--salts=0:3")
+    done = forked.run_after(MADE_UP, "calibrate_harness", tmp_path, quick, *flags)
+    assert done.returncode == 0, done.stderr
+    rows = calibration.read_rows(tmp_path / "starts.csv")
+    runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
+    assert {c["rollout"]["salt"] for c in runs} == {0, 1, 2} == {r.salt for r in rows.values()}
+    assert len({r.solved for r in rows.values()}) > 1

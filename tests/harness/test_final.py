@@ -9,13 +9,19 @@ import pytest
 from coevolve_jax.harness import final
 from coevolve_jax.harness.campaign import Tampered
 from coevolve_jax.testing.campaign import truth
-from tests.harness.support import evolution
+from tests.harness.support import Kept, evolution
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
+def kept():
+    return Kept()
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, kept):
     """A campaign on `slow` that is over, and its readings on three fresh seeds."""
-    found = evolution(tmp_path_factory.mktemp("final") / "campaign", "slow", versions=2)
+    folder = tmp_path_factory.mktemp("final") / "campaign"
+    found = evolution(folder, "slow", kept.launch, kept.evaluate, versions=2)
     with pytest.raises(ValueError, match="so its test stays sealed"):
         final.open_test(found, [100], {}, False)
     found.run()
@@ -29,8 +35,8 @@ def test_the_gains_are_those_of_the_rows(ended):
     rows = list(csv.DictReader(open(folder / "readings.csv")))
     assert len(rows) == 2 * 5 * (1 + len(final.PROTOCOLS))  # harnesses x seeds x readings
 
-    def gain(seeds: str, tasks: str) -> float:
-        chosen = [r for r in rows if (r["seeds"], r["tasks"], r["protocol"]) == (seeds, tasks, "P1")]
+    def gain(seeds: str, tasks: str, protocol: str = "P1") -> float:
+        chosen = [r for r in rows if (r["seeds"], r["tasks"], r["protocol"]) == (seeds, tasks, protocol)]
         mean = lambda h: statistics.mean(float(r["success"]) for r in chosen if r["harness"] == h)
         return mean("selected") - mean("start")
 
@@ -39,6 +45,8 @@ def test_the_gains_are_those_of_the_rows(ended):
         assert found["value"] == pytest.approx(gain(*name)) and found["low"] < found["value"] < found["high"]
     assert result["optimism"] == pytest.approx(gain("S", "D") - gain("F", "T"))
     assert result["luck_of_seeds"] + result["luck_of_tasks"] == pytest.approx(result["optimism"])
+    transfer = {name: found["value"] for name, found in result["transfer"].items()}
+    assert transfer == pytest.approx({name: gain("F", "T", name) for name in final.PROTOCOLS})
     # The made-up truth: three times the learning rate is worth 12 points, and so once more.
     known = ended.versions
     true = truth(known.config(ended.campaign.selected())) - truth(known.config("v000"))
@@ -46,6 +54,16 @@ def test_the_gains_are_those_of_the_rows(ended):
         true, abs=0.03
     )
     assert "the claim" in final.table(result)
+
+
+def test_one_start_has_the_test_of_its_own_seed_and_all_is_asked_on_it(ended, kept):
+    (sealed,) = [job for job in kept.jobs if job.config.environment.eval_split == "test"]
+    assert sealed.start is None and sealed.config.evaluation.seed == final.TEST_SEED
+    assert final.TEST_SEED not in {job.config.evaluation.seed for job in kept.jobs if job is not sealed}
+    asked = {q.flags for q in kept.questions if q.workdir == sealed.workdir}
+    assert asked == {protocol.given for protocol in final.PROTOCOLS.values()}
+    others = {q.flags for q in kept.questions if q.workdir != sealed.workdir}
+    assert others == {("--temperature=0",)}  # the canary
 
 
 def test_it_is_read_once_and_a_second_time_stands_there_for_ever(ended):

@@ -9,7 +9,8 @@ import pytest
 
 from coevolve_jax.comparison import cells
 from coevolve_jax.harness import launch, start
-from coevolve_jax.harness.store import Job, Store, cores_of_a_run
+from coevolve_jax.harness.final import PROTOCOLS
+from coevolve_jax.harness.store import Job, Question, Store, cores_of_a_run
 from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config
 
@@ -101,6 +102,17 @@ def both(main: str, workdir: str) -> None:
     while len(list(ready.iterdir())) < 2:
         time.sleep(0.01)
     sys.exit(bool(launch.programs(c, Path(workdir)).launch([job], 1)))
+
+
+def test_an_evaluation_is_told_its_policy_its_tasks_and_its_whole_protocol(tmp_path, monkeypatch):
+    works = []
+    monkeypatch.setattr(launch, "run_side_by_side", lambda given, *more: works.extend(given) or [])
+    run, model = tmp_path / "run", tmp_path / "policy"
+    asked = [Question(run, model, p.given, tmp_path / f"{name}.json") for name, p in PROTOCOLS.items()]
+    assert launch.programs(start.without_harness(config("none")), tmp_path).evaluate(asked, 1) == {}
+    where = {"--benchmark=held_out", f"--workdir={run}", f"--model={model}"}
+    for protocol, work in zip(PROTOCOLS.values(), works, strict=True):
+        assert where | {*protocol.given} <= {*work.command}
 
 
 def test_a_campaign_finds_its_runs_on_a_machine_with_other_cores(tmp_path, monkeypatch):

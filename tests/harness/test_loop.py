@@ -6,10 +6,12 @@ import random
 
 import pytest
 
-from coevolve_jax.harness import campaign, loop, start, summary
+from coevolve_jax.harness import campaign, evidence, loop, start, summary
 from coevolve_jax.harness.bench import FAULTS
 from coevolve_jax.harness.records import Proposal, Skill
-from coevolve_jax.testing.campaign import train_made_up, truth
+from coevolve_jax.harness.registry import Diagnostic
+from coevolve_jax.harness.verdict import RULES
+from coevolve_jax.testing.campaign import SEALED, train_made_up, truth
 from tests.harness.support import config, evolution, files
 
 pytestmark = pytest.mark.slow
@@ -35,14 +37,20 @@ def test_the_first_version_moves_the_right_lever_and_is_promoted(fault, tmp_path
 
 @pytest.mark.slow
 def test_each_proposer_ends_and_says_what_it_did(tmp_path):
-    told = {}
+    told, rules = {}, {}
     for proposer in ("scripted", "placebo", "score", "search"):
         found = evolution(tmp_path / proposer, "leash", versions=2, proposer=proposer)
         found.run()
         told[proposer] = levers_of(found)
         assert found.campaign.next() is None and len(told[proposer]) >= 2 and found.replay() == []
         assert summary.table(found).count("\n") == len(found.campaign.versions()) + 1
+        judged = [found.versions.verdict(v) for v in found.versions.trained("v999")[1:]]
+        rules[proposer] = [{rule.name for rule in verdict.rules} for verdict in judged]
     assert told["placebo"] != told["scripted"]
+    # The placebo has no hypothesis, and every other condition of the scripted proposer.
+    assert all(own == {*RULES} for own in rules["scripted"]) and rules["placebo"]
+    assert all(own == {*RULES} - {"target"} for own in rules["placebo"])
+    assert all(own == {"score"} for own in rules["score"]) and rules["score"]
     # A design moves many levers at once, any other proposer one.
     assert {lever for lever, _, _ in told["search"]} == {"search"}
 
@@ -327,6 +335,36 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
         assert version.score / step == pytest.approx(round(version.score / step))
     scores = {found.versions.verdict(v.id).success for v in scored}
     assert not any(f"{s:.6f}" in text for s in scores)
+    # Some tasks are kept for tests. No proposer sees their groups, nor a tool that they alone call.
+    tools = lambda groups: {s.call.name for g in groups for t in g.trajectories for s in t.steps}
+    every = evidence.groups(found.versions.runs("v000")[0])
+    assert SEALED in tools(every[-1])
+    assert tools(history.rollouts("v000")) == {"tool_0", "tool_1"} == {*history.names("v000")} - {"done"}
+
+
+def test_a_gating_diagnostic_that_only_the_child_has_at_alert_refuses_it(tmp_path, monkeypatch):
+    """A version that is solved more often makes fewer errors: say that this is bad."""
+    plain = evolution(tmp_path / "plain", "slow", versions=1, seeds=(0,))
+    plain.run()
+    assert plain.versions.verdict("v001").kind == "promoted"
+
+    def errors(version):
+        every = [
+            g for run in plain.versions.runs(version).values() for step in evidence.groups(run) for g in step
+        ]
+        counts = [sum(step.error for step in t.steps) for g in every for t in g.trajectories]
+        return sum(counts) / len(counts)
+
+    parent, child = errors("v000"), errors("v001")
+    middle = (parent + child) / 2
+    bad = Diagnostic("few", "trajectory", "double(errors)", "down_is_bad", "gating", "v000", alert=middle)
+    found = evolution(tmp_path / "gated", "slow", versions=1, seeds=(0,))
+    monkeypatch.setattr(found.versions, "diagnostics", lambda before: [bad])
+    found.run()
+    told = found.campaign.read("v001", "evidence")["diagnostics"]["few"]
+    assert child < parent and (told["before"], told["after"]) == pytest.approx((parent, child))
+    refused = found.versions.verdict("v001")
+    assert (refused.kind, refused.decided.name) == ("rejected", "gating")
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax.diagnosis import expressions
-from coevolve_jax.harness import registry
+from coevolve_jax.diagnosis.features import fields
+from coevolve_jax.harness import diagnostics, registry
 from coevolve_jax.harness.registry import (
     Diagnostic,
     Evidence,
@@ -129,6 +130,30 @@ def test_the_half_that_a_proposer_sees_never_decides():
     assert "nearer than" in test_of(join(strong, none)).refused
     shown, tested = registry.halves(join(strong, none))
     assert set(shown.task) == set(strong.task) and set(tested.task) == set(none.task)
+
+
+def test_a_later_version_is_told_by_the_half_that_tests_read():
+    rng = np.random.default_rng(11)
+    shown, tested = made_up(ODD[:40], rng, auc=0.9), made_up(EVEN[:40], rng, auc=0.1)
+    told = registry.separation_in(x, join(shown, tested))
+    assert told == registry.separation_in(x, tested) and told.auc < 0.3 and told.groups <= 40
+
+
+def test_the_version_after_which_a_value_was_proposed_is_no_later_one():
+    rng, known = np.random.default_rng(12), dict.fromkeys(fields("trajectory"), 1)
+
+    def strong(version):
+        found = made_up(EVEN[:40], rng, auc=0.9, runs=(f"{version}/0", f"{version}/1"))
+        errors = tuple({**known, "errors": int(10 + 2 * row["x"])} for row in found.rows)
+        return dataclasses.replace(found, rows=errors)
+
+    rows = {v: strong(v) for v in ("v001", "v002", "v003")}
+    test = Registration(1, 0.025, 0.9, 1e-4, 120, 0.0, {"v001": (0.9, 120)}, False, ("v001/0",), None)
+    born = Diagnostic("errors", "trajectory", "double(errors)", "up_is_bad", "registered", "v001", test=test)
+    for last, status in (("v002", "registered"), ("v003", "gating")):
+        so_far = {v: own for v, own in rows.items() if v <= last}
+        (found,) = diagnostics.evolved([born], last, so_far, ["v001"], rng)
+        assert found.status == status
 
 
 def test_a_hash_of_the_task_says_nothing_and_a_constant_neither():
@@ -264,6 +289,10 @@ def test_the_inventor_finds_what_tells_failures_apart_and_proposes_nothing_twice
     found = evidence([Recorded("v0", "v0/0", [groups])])
     best = invent(found)
     assert len(best) == 2 and best[0].id == "share_of_rm" and best[0].auc > 0.8
+    # What tells failures apart in the half that tests read decides nothing here.
+    other = lambda task, i: a_rollout(task, i, i % 2 > 0, [a_step("cat" if i % 2 else "wc")])
+    sealed = [registry.Group(t, tuple(other(t, i) for i in range(6))) for t in map(a_task, EVEN[:60])]
+    assert invent(evidence([Recorded("v0", "v0/0", [groups, sealed])])) == best
     again = invent(found, tried=[best[0].formula])
     assert best[0] not in again
     known = expressions.compile(best[0].formula, "trajectory").values

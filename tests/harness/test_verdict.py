@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.diagnosis.features import fields
@@ -34,6 +34,39 @@ def test_a_version_gains_nothing_by_losing_what_it_fails(child):
     assert judged.kind == "rejected" and judged.by_seed["0"] <= 0
     better = verdict.judge({0: selection(HALF)}, {0: selection([(2, 2)] * 40)}, noise=0.0)
     assert better.kind == "promoted" and better.by_seed["0"] == 0.5
+
+
+SOLVED = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=4, max_size=8)
+
+
+@settings(max_examples=30)
+@given(st.lists(SOLVED, min_size=1, max_size=3), st.sampled_from([0.0, 0.02, 0.2, 0.5]))
+def test_the_standard_error_is_that_of_runs_or_of_scenarios_and_the_larger_decides(seeds, noise):
+    """Two tasks share a scenario, so the bootstrap of equal parts is the deviation of their means."""
+    count = 2 * (min(map(len, seeds)) // 2)
+    scenarios = {f"t{i}": f"s{i // 2}" for i in range(count)}
+    side = lambda k: {
+        s: Selection({f"t{i}": [own[i][k], 4] for i in range(count)}, scenarios)
+        for s, own in enumerate(seeds)
+    }
+    gains = np.array([[(child - parent) / 4 for parent, child in own[:count]] for own in seeds])
+    each = gains.mean(0).reshape(-1, 2).mean(1)
+    runs, luck = noise * math.sqrt(2 / len(seeds)), each.std() / math.sqrt(len(each))
+    se = verdict.standard_error(side(0), side(1), noise)
+    assert se == pytest.approx(max(runs, luck), rel=0.15, abs=1e-9)
+    judged = verdict.judge(side(0), side(1), noise=noise)
+    assert judged.rules[0].bound == judged.se == se
+    if abs(each.mean() - se) > 1e-9:
+        assert judged.kind == ("promoted" if each.mean() > se else "rejected")
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_a_version_is_promoted_just_above_a_standard_error_and_rejected_just_below(count, solved, above):
+    side = lambda n: {seed: selection([(n, 4)] * 8) for seed in range(count)}  # no luck of the tasks
+    noise = solved / 4 / math.sqrt(2 / count) * (0.999 if above else 1.001)
+    judged = verdict.judge(side(0), side(solved), noise=noise)
+    assert judged.kind == ("promoted" if above else "rejected")
+    assert verdict.judge(side(0), side(solved), noise=noise, rules=("score",)).kind == "promoted"
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12), st.integers(0, 99))

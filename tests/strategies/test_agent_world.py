@@ -63,6 +63,20 @@ def test_an_evolution_asks_for_an_arena_and_keeps_drafts_that_some_runs_solve():
         build.strategy(config_of("agent_world", agree=6))
 
 
+@pytest.mark.parametrize(
+    "agree, runs, added", [(2, 1, 0), (2, 2, 8), (2, 3, 8), (0, 0, 8), (5, 4, 0), (5, 5, 8)]
+)
+def test_a_draft_is_kept_from_the_number_of_runs_on_that_solve_it(agree, runs, added):
+    class Solved(Lab):
+        def probe(self, tasks, k, step):
+            super().probe(tasks, k, step)
+            return [a_group(task, *(i < runs for i in range(k))) for task in tasks]
+
+    config = config_of("agent_world", arena=6, drafts=1.0, agree=agree, **{"evolution.tasks": 8})
+    lab = Solved(config, a_pool(a_task("t", "tool_0")))
+    assert build.strategy(config).evolve(4, lab).added == added
+
+
 def test_the_arena_has_no_task_that_is_trained_on():
     class Known(Lab):
         """A lab whose free exploration also finds a task that D_t has."""

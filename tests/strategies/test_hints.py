@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax import build
@@ -122,6 +122,17 @@ def test_a_group_shows_where_its_failures_leave_a_success():
     assert [p["action"] for p in distil(Group(MOVE, (won, a_rollout(MOVE, 1, False, steps("cd")))))] == ["mv"]
     other = a_rollout(MOVE, 1, False, [a_step("cd", 0), a_step("mv", 7)])
     assert [p["do"] for p in distil(Group(MOVE, (won, other)))] == [True]
+
+
+@settings(max_examples=30)
+@given(st.floats(0, 1), st.integers(1, 9), st.data())
+def test_a_share_of_all_groups_is_distilled_and_of_those_with_both_outcomes(share, count, data):
+    mixed = data.draw(st.integers(0, count))
+    groups = [a_group(a_task(f"t{i}", "mv"), True, i >= mixed) for i in range(count)]
+    drawn = build.strategy(config_of("evolver", distilled=share))._drawn(0, groups)
+    wanted = next(n for n in range(count + 1) if n >= share * count)
+    assert len({g.task.id for g in drawn}) == len(drawn) == min(wanted, mixed)
+    assert all(g.mixed for g in drawn)
 
 
 def test_a_principle_that_comes_before_failures_is_pruned():

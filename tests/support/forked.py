@@ -94,6 +94,16 @@ def run(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Complete
     return subprocess.CompletedProcess(start.args, start.wait(), out, err)
 
 
+def run_after(
+    statements: str, program: str, folder: Path, env: Mapping[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of experiments/ after statements that replace a part of it, by a file in the folder."""
+    path, first = str(ROOT / "experiments" / f"{program}.py"), folder / f"{program}_after.py"
+    begin = f"import runpy, sys\nsys.argv[0] = {path!r}\n"
+    first.write_text(f"{begin}{statements}\nrunpy.run_path({path!r}, run_name='__main__')\n")
+    return run([str(first), *arguments], env)
+
+
 @functools.cache
 def _zygote(env: tuple[tuple[str, str], ...]) -> tuple[socket.socket, subprocess.Popen]:
     """Starts a zygote. It ends when this end of its socket closes, so at the latest with this process."""
