@@ -64,9 +64,14 @@ def digests(**mesh: int) -> dict[str, str]:
     return {name: hashlib.sha256(text(name, **mesh).encode()).hexdigest() for name in CASES}
 
 
-def versions() -> dict[str, str]:
-    return {"jax": jax.__version__, "flax": flax.__version__}
+def versions() -> str:
+    return f"jax {jax.__version__}, flax {flax.__version__}"
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """The digests by versions."""
+    return json.loads(DIGESTS.read_text())
 
 
 if __name__ == "__main__":
-    DIGESTS.write_text(json.dumps({"versions": versions(), "sha256": digests()}, indent=1) + "\n")
+    DIGESTS.write_text(json.dumps(recorded() | {versions(): digests()}, indent=1) + "\n")

@@ -57,6 +57,7 @@ def test_a_server_that_remembers_nothing_could_be_reused(check):
     assert reused.endswith("--config.environment.reuse_server=True") and not of(told, ("STOP", "Fit"))
 
 
+@pytest.mark.nightly
 def test_a_server_that_remembers_other_worlds_is_not_reused(check):
     found, told = check("remembers", tools=("restock", "fault"))
     assert not found.forgets and not found.unlike and not of(told, ("STOP", "The server"))
@@ -85,6 +86,7 @@ def test_remedies_are_those_of_a_server(check):
     assert elsewhere.endswith("let it keep it below {world}.")
 
 
+@pytest.mark.nightly
 @NEEDS_CC
 def test_remedies_for_folders_of_tables_name_the_tables(check, tmp_path):
     environment(tmp_path / "mix", "0001000", [FIND, PRICE], flights=FLIGHTS, products=[])
