@@ -6,6 +6,7 @@ from tests.support import update_programs
 
 pytestmark = pytest.mark.slow
 
+
 @pytest.fixture(scope="module")
 def digests():
     """The digests here, and those that were recorded."""
