@@ -13,8 +13,8 @@ def digests():
     here, recorded = update_programs.versions(), update_programs.recorded()
     if here not in recorded:
         pytest.fail(
-            f"tests/support/update_programs.json knows {'; '.join(recorded)}, and here is {here}: run `python -m "
-            "tests.support.update_programs` on a commit whose programs are known to be right, and commit it.",
+            f"tests/support/update_programs.json knows {'; '.join(recorded)}, and here is {here}: run "
+            "`python -m tests.support.update_programs` on a commit whose programs are right, and commit it.",
             pytrace=False,
         )
     return update_programs.digests(), recorded[here]
