@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax.diagnosis import expressions
+
 PACKAGE = Path(__file__).parents[1]
 PARTS = ("proposal", "backtest", "smoke", "evidence", "verdict", "learned")
 START = "v000"
@@ -267,8 +269,10 @@ def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
     plan: values that JSON can hold. Those under "told" (command, machine, date) may differ from the first
       time; they are kept as they were.
 
-    Raises ValueError if the folder holds another campaign or something else.
+    Raises ValueError if the folder holds another campaign or something else, or if the package is missing
+    that reads the formulas of skills and diagnostics.
     """
+    expressions.check_installed()
     campaign, path = Campaign(folder), folder / "campaign.json"
     if path.exists():
         theirs, ours = ({**p, "told": None} for p in (campaign.plan(), json.loads(json.dumps(plan))))

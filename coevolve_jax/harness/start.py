@@ -6,7 +6,6 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
-from coevolve_jax.diagnosis import expressions
 
 
 def without_harness(config: ConfigDict) -> ConfigDict:
@@ -21,11 +20,9 @@ def settled(config: ConfigDict) -> ConfigDict:
 
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
-    Raises ValueError where the evaluation would read the test split, for held-out queries, and where the
-    package that reads formulas is missing.
+    Raises ValueError where the evaluation would read the test split, and for held-out queries.
     """
     c = config
-    expressions.check_installed()
     if c.environment.eval_split == "test":
         raise ValueError(
             "config.environment.eval_split is 'test': a campaign selects on another split, and --final reads "

@@ -108,10 +108,9 @@ class Writer:
         """
         self.wait()
         folder = absolute(directory) / name(step)
-        payload = json.loads(_state_text(folder))
-        text = json.dumps({**payload, "state": state})
-        files = json.loads((folder / _MANIFEST).read_text())["files"]
-        files[_STATE] = hashlib.sha256(text.encode()).hexdigest()
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        text = json.dumps({**json.loads(_state_text(folder, manifest)), "state": state})
+        files = manifest["files"] | {_STATE: hashlib.sha256(text.encode()).hexdigest()}
         _write_manifest(folder, {"files": files, "state": text})
 
     def wait(self) -> None:
@@ -206,13 +205,12 @@ def _write_manifest(folder: epath.Path, manifest: Mapping) -> None:
         _sync(path)
 
 
-def _state_text(folder: epath.Path) -> str:
-    manifest = json.loads((folder / _MANIFEST).read_text())
+def _state_text(folder: epath.Path, manifest: Mapping) -> str:
     return manifest["state"] if "state" in manifest else (folder / _STATE).read_text()
 
 
 def _load(folder: epath.Path, like: Any) -> tuple[int, Any, dict]:
-    payload = json.loads(_state_text(folder))
+    payload = json.loads(_state_text(folder, json.loads((folder / _MANIFEST).read_text())))
     wanted = _flatten(like)
     _compare(folder, payload["arrays"], _index(wanted))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

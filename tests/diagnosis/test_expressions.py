@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax import config
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.expressions import ExpressionError
 from coevolve_jax.diagnosis.features import FIELDS, LABELS, UNITS, fields
-from coevolve_jax.harness import start
+from coevolve_jax.harness import campaign
 
 ROW = {
     "rollouts": 1, "calls": 3, "errors": 1, "malformed": 0, "tokens": 200, "policy_tokens": 40,
@@ -159,7 +158,7 @@ def test_no_text_gets_past_the_language(source):
         assert "\n" not in str(error)
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_a_missing_package_is_named_before_a_campaign_begins(monkeypatch, tmp_path):
     real = builtins.__import__
 
     def without(name, *rest):
@@ -172,4 +171,5 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(ExpressionError, match=r"needs the package cel-expr-python.*coevolve_jax\[harness\]"):
         expressions.compile("calls > 1", "trajectory")
     with pytest.raises(ExpressionError, match="needs the package"):
-        start.settled(config.load_file("configs/bfcl_harness.py"))
+        campaign.begin(tmp_path / "campaign", {})
+    assert not (tmp_path / "campaign").exists()

@@ -20,44 +20,47 @@ SMALL = (
 
 
 @pytest.fixture
-def folder(tmp_path, quick):
+def folder(tmp_path):
     """A user's folder with the programs and the page's class. Configs and models are found by their names."""
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (tmp_path / "my_env.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
-    return tmp_path, quick
+    return tmp_path
 
 
-def run(folder, line, *more, code=0):
-    assert line in PAGE or more
-    where, environ = folder
-    start = forked.Start([*line.split()[1:], *more], environ, where)
-    out, err = start.communicate(600)
-    assert start.wait() == code, err[-2000:]
-    return out
+@pytest.fixture
+def run(folder, quick):
+    def run(line, *more):
+        assert line in PAGE or more
+        start = forked.Start([*line.split()[1:], *more], quick, folder)
+        out, err = start.communicate(600)
+        assert start.wait() == 0, err[-2000:]
+        return out
+
+    return run
 
 
 @pytest.mark.slow
-def test_the_class_of_the_page_is_fit_and_trains(folder):
-    said = run(folder, "python experiments/check_tools.py my_env:Library")
+def test_the_class_of_the_page_is_fit_and_trains(folder, run):
+    said = run("python experiments/check_tools.py my_env:Library")
     assert said.startswith("my_env:Library: is it fit to train on? Yes.")
     assert re.search(r"lend +\d+ calls +[1-9]\d* worked", said)
-    page = (folder[0] / "runs" / "tools_my_env_Library.html").read_text()
+    page = (folder / "runs" / "tools_my_env_Library.html").read_text()
     assert "Are these tools fit to train on?" in page and "<script" not in page
     line = "python experiments/main.py --config=configs/tools.py:source=my_env:Library --workdir=runs/library"
-    run(folder, line, *SMALL)
-    assert (folder[0] / "runs" / "library" / "report.html").exists()
-    tasks = [json.loads(t) for t in (folder[0] / "runs" / "library" / "tasks.jsonl").read_text().splitlines()]
+    run(line, *SMALL)
+    assert (folder / "runs" / "library" / "report.html").exists()
+    tasks = [json.loads(t) for t in (folder / "runs" / "library" / "tasks.jsonl").read_text().splitlines()]
     calls = [call["name"] for task in tasks for turn in task["turns"] for call in turn["calls"]]
     assert len(tasks) >= 4 and set(calls) <= {"list_shelf", "lend", "who_has"}
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_runs_policy_plays_the_tasks_that_the_class_rewards(folder):
-    (folder[0] / "guess.py").write_text(REWARDED)
+def test_a_runs_policy_plays_the_tasks_that_the_class_rewards(folder, run):
+    (folder / "guess.py").write_text(REWARDED)
     train = "python experiments/main.py --config=configs/tools.py:source=guess:Guess --workdir=runs/guess"
-    run(folder, train, *SMALL)
+    run(train, *SMALL)
     evaluate = "python experiments/evaluate.py --workdir=runs/guess --benchmark=tools --output=o.json"
-    run(folder, evaluate, "--split=test")
-    report = json.loads((folder[0] / "o.json").read_text())
+    run(evaluate, "--split=test")
+    report = json.loads((folder / "o.json").read_text())
     assert report["protocol"]["tasks"] == 10  # a fifth of the 50 worlds
