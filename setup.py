@@ -2,8 +2,8 @@
 
 from setuptools import find_packages, setup
 
-# Of the demo, and of the testbed that compares methods.
-MODELS = ("models/tiny_qwen3", "models/tiny_qwen3_seldom", "models/tiny_qwen3_weak")
+# The policies that shipped configs name.
+MODELS = [f"models/tiny_qwen3{kind}" for kind in ("", "_seldom", "_tau2", "_textworld", "_weak")]
 FOLDERS = ("experiments", "configs", "configs/models", "requirements", *MODELS)
 COPIES = {f"coevolve_jax.checkout.{folder.replace('/', '.')}": folder for folder in FOLDERS}
 

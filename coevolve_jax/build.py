@@ -50,6 +50,18 @@ class Policy:
     chat: Chat
     folder: str = ""
 
+    def save_words(self, folder: str | os.PathLike) -> None:
+        """Writes the tokenizer, and the ids that end a message, beside the weights in `folder`.
+
+        The other settings of generation_config.json are the base's.
+        """
+        own, name = self.config.eos_token_id, "generation_config.json"
+        ends = {*self.chat.stop_ids, *(own if isinstance(own, tuple) else () if own is None else (own,))}
+        base = shipped.folder(self.folder) / name
+        settings = json.loads(base.read_text()) if base.is_file() else {}
+        self.tokenizer.save_pretrained(folder)
+        hf_io.write_json(Path(folder) / name, {**settings, "eos_token_id": sorted(ends)})
+
 
 def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp.float32) -> Policy:
     """Loads a Hugging Face model folder.

@@ -192,7 +192,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         with interruptible(), run.noting_divergence():
             run.evaluated(partial(held_out, greedy=True, last=True))
         learner.save_policy(state, workdir / "policy")
-        policy.tokenizer.save_pretrained(workdir / "policy")
+        policy.save_words(workdir / "policy")
     return run.finish(used)
 
 

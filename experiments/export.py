@@ -77,15 +77,19 @@ def to_datasets() -> None:
 
 
 def to_policy() -> None:
-    from coevolve_jax import build
+    from coevolve_jax import build, shipped
     from coevolve_jax.grpo import lora
     from coevolve_jax.models import hf_io, peft_io
 
     base = _MODEL.value or peft_io.base_of(_ADAPTER.value)
+    if Path(_OUTPUT.value).resolve() == shipped.folder(base).resolve():
+        raise ValueError(f"--output={_OUTPUT.value} is the base itself: name another folder.")
     policy = build.policy(base)
     adapters = peft_io.load(_ADAPTER.value, policy.config)
     hf_io.save(_OUTPUT.value, policy.config, lora.merge(policy.params, adapters.params, adapters.scale))
-    policy.tokenizer.save_pretrained(_OUTPUT.value)
+    policy.save_words(_OUTPUT.value)
+    for note in policy.chat.notes:
+        print(note, file=sys.stderr)
     print(f"{base} with the adapters of {_ADAPTER.value} (rank {adapters.rank}) in {_OUTPUT.value}")
 
 

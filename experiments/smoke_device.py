@@ -76,11 +76,14 @@ def page(rows: list[dict], date: str, folder: Path, missing: int = 0) -> str:
     lines = [f"# Checks of a device, {date}", "", "| check | state | figures |", "|---|---|---|"]
     for row in rows:
         figures = ", ".join(f"{key} {shown(value)}" for key, value in row["figures"].items())
-        lines.append(f"| {row['name']} | {row['state']} | {row['why'] or figures} |".replace("\n", " "))
+        told = (row["why"] or figures).replace("\n", " ").replace("|", "\\|")
+        lines.append(f"| {row['name']} | {row['state']} | {told} |")
     failed = [row["name"] for row in rows if row["state"] == "failed"]
-    send = f"Failed: {', '.join(failed)}. Send smoke.json, this page and the *.log files of {folder}."
-    ended = f"It ended before {missing} more checks." if missing else "Nothing failed."
-    return "\n".join([*lines, "", send if failed else ended, ""])
+    said = [f"It ended before {missing} more checks."] if missing else []
+    if failed:
+        send = f"Send smoke.json, this page and the *.log files of {folder}."
+        said.append(f"Failed: {'; '.join(failed)}. {send}")
+    return "\n".join([*lines, "", " ".join(said) or "Nothing failed.", ""])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-MODELS = ("models/tiny_qwen3", "models/tiny_qwen3_seldom", "models/tiny_qwen3_weak")
+MODELS = [f"models/tiny_qwen3{kind}" for kind in ("", "_seldom", "_tau2", "_textworld", "_weak")]
 SOURCES = ("coevolve_jax", "experiments", "configs", "requirements", *MODELS)
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 SMALL = {
@@ -69,6 +69,8 @@ def test_it_trains_and_reports_outside_the_checkout(wheel, tmp_path, environ):
     told = run(installed / "bin" / "coevolve", "plan", "--config=bfcl_qwen3_4b", "--topology=h100-8")
     assert told.returncode == 0 and "h100-8" in told.stdout
     every = "import coevolve_jax.config as c, coevolve_jax.shipped as s, glob, os\n"
-    every += "for file in glob.glob(os.path.join(s.ROOT, 'configs', '*.py')): c.load_file(file, '')"
+    every += "for f in glob.glob(os.path.join(s.ROOT, 'configs', '*.py')): print(c.load_file(f, '').model)"
     told = run(sys.executable, "-c", every)
     assert told.returncode == 0, told.stderr[-2000:]
+    ours = {name for name in told.stdout.split() if (ROOT / name).is_dir() and name.startswith("models/tiny")}
+    assert ours <= set(MODELS) and "models/tiny_qwen3_textworld" in ours

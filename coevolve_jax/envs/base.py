@@ -248,6 +248,19 @@ def canonical(value: Any) -> str:
     return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"))
 
 
+def comparable(answer: str) -> str:
+    """Returns a text that is equal for equal answers: of JSON without the order of keys, else the answer."""
+    try:
+        return canonical(json.loads(answer, parse_float=lambda text: rounded(float(text))))
+    except (ValueError, OverflowError, RecursionError):
+        return answer
+
+
+def rounded(number: float) -> float:
+    """Returns a float of 12 digits: sums of the same numbers in another order are equal."""
+    return float(f"{number:.12g}")
+
+
 def digest(value: Any) -> str:
     """Returns the sha256 of the canonical JSON text."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()

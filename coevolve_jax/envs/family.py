@@ -12,7 +12,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from coevolve_jax import names
+from coevolve_jax import names, shipped
 from coevolve_jax.envs import base
 from coevolve_jax.types import Call, Task
 
@@ -72,10 +72,13 @@ def load(name: str, python: str = "") -> Family:
 
     python: the interpreter that has its packages; "" is this one. The family's functions run in a process of
     their own where it is named, or where the family says APART. Raises ValueError, in one sentence, for an
-    unknown name, a missing function, and a module that needs packages which this interpreter lacks.
+    unknown name, a missing function, and a module that needs packages which this interpreter lacks. So do the
+    functions where they need such packages.
     """
     family = module(name)
-    heavy: dict[str, Callable] = {k: getattr(family, k) for k in ("scenarios", "tasks", "tools")}
+    heavy: dict[str, Callable] = {
+        k: _with_its_packages(getattr(family, k), name) for k in ("scenarios", "tasks", "tools")
+    }
     heavy["versions"] = functools.partial(versions, family)
     if python or getattr(family, "APART", base.APART):
         from coevolve_jax.envs.remote import Remote  # here: it starts processes, and workers import this file
@@ -90,6 +93,21 @@ def module(name: str) -> ModuleType:
     """Imports the module of a family. Raises ValueError like `load`."""
     remedy = "install it, or import it inside the functions and name the interpreter that has it in "
     return names.module("envs", name, "environment.name", NEEDED, remedy + "config.environment.python")
+
+
+def _with_its_packages(function: Callable, name: str) -> Callable:
+    """Returns a family's function, whose ValueError says how to install a package that is missing."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **settings: Any) -> Any:
+        try:
+            return function(*args, **settings)
+        except ModuleNotFoundError as error:
+            ours = (shipped.ROOT / "requirements" / f"{name}.txt").is_file()
+            remedy = f"{shipped.command('setup')} {name} installs it" if ours else "install it"
+            raise ValueError(f"The environment {name!r} lacks a package ({error}): {remedy}.") from error
+
+    return call
 
 
 def function(family: ModuleType, name: str) -> Callable:

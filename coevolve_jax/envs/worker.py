@@ -1,6 +1,6 @@
 """The process behind one worker: it holds worlds of one environment family and answers over pipes.
 
-Request, a JSON line: [env_id, processor seconds of an op, wall seconds, [op, ...]].
+Request, a JSON line: [env_id, processor seconds of a call, wall seconds, [op, ...]].
 One line answers each op as soon as it is done:
     ["ok", value]
     ["refused", why]: the caller's request makes no sense (ValueError)
@@ -27,6 +27,10 @@ from typing import Any, BinaryIO
 from coevolve_jax.envs import family as families
 from coevolve_jax.envs.base import Broken, Environment
 from coevolve_jax.types import Call, Task
+
+# Ops that may take so many times as long as a call: environments load code in them, and make a turn's
+# reference calls.
+LONGER = {"reset": 20.0, "end_turn": 20.0}
 
 
 class Fatal(Exception):
@@ -84,7 +88,8 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
         env_id, seconds, wall_seconds, ops = json.loads(line)
         stopped = None
         for op in ops:
-            with _limits(seconds, 2 * wall_seconds):
+            times = LONGER.get(op[0], 1.0)
+            with _limits(times * seconds, 2 * times * wall_seconds):
                 try:
                     reply = stopped or ["ok", answer(family, worlds, env_id, *op)]
                 except ValueError as error:

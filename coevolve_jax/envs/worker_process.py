@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import coevolve_jax
 from coevolve_jax import names
+from coevolve_jax.envs.worker import LONGER
 
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
@@ -120,8 +121,9 @@ class WorkerProcess:
     def request(self, env_id: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
         """Yields the answer to each op (JSON text).
 
-        Raises Lost where an op takes more than scale * timeout seconds of processor time, or far longer by
-        the clock, or where the process ends in it. Raises Gone where the process had ended before.
+        Raises Lost where an op takes more than scale * timeout seconds of processor time, some of them
+        `LONGER`, or far longer by the clock, or where the process ends in it. Raises Gone where the process
+        had ended before.
         """
         if self.process.poll() is not None:
             raise Gone(f"the worker process ended with code {self.process.returncode}")
@@ -134,11 +136,12 @@ class WorkerProcess:
         except BrokenPipeError:
             raise Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
         for op in ops:
+            times = LONGER.get(op.split('"', 2)[1], 1.0)
             try:
-                yield json.loads(self._read_line(wall_seconds))
+                yield json.loads(self._read_line(times * wall_seconds))
             except Lost as lost:
                 spent = self.process.poll() == -signal.SIGPROF
-                reason = f"timeout: more than {seconds:g} s of processor time" if spent else str(lost)
+                reason = f"timeout: more than {times * seconds:g} s of processor time" if spent else str(lost)
                 raise Lost(f"{reason} in {op[:120]}", settled=spent) from None
 
     def _read_line(self, wall_seconds: float) -> bytes:

@@ -80,7 +80,10 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
             "",
             "## Again",
             "",
-            f"    mkdir again && cp {RUN_CONFIG} again/config.json && coevolve train --workdir=again",
+            "In the folder where the run was started, since its config may name files by where they lie from "
+            f"there; {RUN_CONFIG} lies beside this card:",
+            "",
+            f"    mkdir again && cp POLICY/{RUN_CONFIG} again/config.json && coevolve train --workdir=again",
             "",
             "The same versions on a machine of the same kind give the same bits where the in-process engine "
             "generates.",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from coevolve_jax import build
+from coevolve_jax import build, shipped
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed.gathering import in_memory, on_one_device
 from coevolve_jax.exports import model_card
@@ -102,7 +102,8 @@ class Trainer:
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
         c = self._config.learner
         if c.lora_rank and jax.process_index() == 0:
-            adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, self._policy.folder)
+            base = str(shipped.folder(self._policy.folder).resolve())  # it is read from anywhere
+            adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, base)
             peft_io.save(Path(folder) / model_card.ADAPTER, self._policy.config, adapters)
 
     def close(self) -> None:

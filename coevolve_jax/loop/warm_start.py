@@ -183,7 +183,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         half = folder / "policy.half"
         shutil.rmtree(half, ignore_errors=True)
         trainer.save_policy(best, half)
-        policy.tokenizer.save_pretrained(half)
+        policy.save_words(half)
         write_text(folder / "summary.json", json.dumps(_summary(shown, held_out, course, step), indent=1))
         os.replace(half, folder / "policy")
     if (made := checkpoints(c, folder)).exists():

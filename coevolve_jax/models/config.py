@@ -103,7 +103,9 @@ class ModelConfig:
         heads = fields.get("num_attention_heads")
         if heads and "hidden_size" in fields:
             fields.setdefault("num_key_value_heads", heads)
-            fields.setdefault("head_dim", fields["hidden_size"] // heads)
+            # Of transformers' configurations, Qwen3's alone has a default of its own.
+            own = 128 if data["model_type"] == "qwen3" else fields["hidden_size"] // heads
+            fields.setdefault("head_dim", own)
         for name in ("eos_token_id", "mlp_only_layers"):
             if isinstance(fields.get(name), list):
                 fields[name] = tuple(fields[name])
@@ -125,7 +127,12 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The config.json that transformers, SGLang and `from_hf` read."""
         rope = write_rope(self.rope_theta, self.rope_scaling)
-        data = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and k not in rope}
+        # An absent id is written: readers have defaults of their own, such as 2 for Llama's end.
+        data = {
+            k: v
+            for k, v in dataclasses.asdict(self).items()
+            if k not in rope and (v is not None or k.endswith("_token_id"))
+        }
         absent = EXPERT_FIELDS if self.model_type != "qwen3_moe" else ()
         absent += ("mlp_bias",) if self.model_type != "llama" else ()
         data = {k: list(v) if isinstance(v, tuple) else v for k, v in data.items() if k not in absent}
@@ -146,6 +153,11 @@ def _check_supported(data: Mapping[str, Any]) -> None:
         )
     if data.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; only silu is.")
+    if data.get("partial_rotary_factor") not in (None, 1):
+        raise ValueError(
+            f"partial_rotary_factor {data['partial_rotary_factor']} in config.json is not supported: use a "
+            "checkpoint whose heads are rotated whole."
+        )
     if data.get("use_sliding_window") or set(data.get("layer_types") or ()) - {"full_attention"}:
         raise ValueError(
             "use_sliding_window or layer_types in config.json ask for sliding-window attention, "

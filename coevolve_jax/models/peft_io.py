@@ -39,6 +39,7 @@ PLAIN = {
     "alpha_pattern": {},
     "modules_to_save": None,
     "alora_invocation_tokens": None,
+    "layer_replication": None,
 }
 # Ways of peft to begin adapters that change the base's own weights too.
 MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")

@@ -68,7 +68,7 @@ def checks(size: Size, folder: Path, train: Callable) -> dict[str, Callable[[], 
     found: dict[str, Callable[[], dict[str, Any]]] = {"devices": devices}
     for kernel in KERNELS[jax.default_backend()]:
         for shared in (False, True):
-            name = f"attention by {kernel}" + ", shared prompts" * shared
+            name = f"attention by {kernel}" + " with shared prompts" * shared
             found[name] = functools.partial(attention, kernel, size, shared)
     run = functools.partial(grpo, train, size)
     static = {"strategy.name": "static", "data.initial_tasks": 16, "evaluation.tasks": 8}
@@ -78,11 +78,11 @@ def checks(size: Size, folder: Path, train: Callable) -> dict[str, Callable[[], 
         "matrix products": functools.partial(products, size),
         "engine against the CPU": functools.partial(engine, folder, 0),
         "engine in pages against the CPU": functools.partial(engine, folder, PAGES),
-        "GRPO, tiny policy": functools.partial(run, folder / "tiny", "bfcl_tiny", static),
+        "GRPO of the tiny policy": functools.partial(run, folder / "tiny", "bfcl_tiny", static),
         "GRPO with LoRA": functools.partial(
             run, folder / "lora", "bfcl_tiny", {**static, "learner.lora_rank": 8}
         ),
-        "GRPO, SmolLM2-135M": functools.partial(
+        "GRPO of SmolLM2-135M": functools.partial(
             run, folder / "smollm2", "bfcl_smollm2", {**static, **learns(size)}
         ),
         "SGLang": sglang,
@@ -234,6 +234,8 @@ def grpo(
         "rollout.group_size": 4,
         "checkpoint.every": 100,
     }
+    if importlib.util.find_spec("bfcl_eval") is None:
+        raise LeftOut(f"BFCL's packages are not here: {shipped.command('setup')} bfcl installs them.")
     made = configs.override(configs.load_file(config), {**values, **small})
     if not shipped.folder(made.model).is_dir():
         raise LeftOut(f"{made.model} is not here: in a checkout make smollm2 brings it.")

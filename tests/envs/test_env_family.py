@@ -24,6 +24,7 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.types import Call, Group, Task, Trajectory, Turn
 from tests.rollout.test_rollout import FOLDER, Script
+from tests.support.paths import ROOT
 
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys(('numpy', 'jax', 'ml_collections', 'bfcl_eval')))\n"
@@ -129,6 +130,22 @@ def test_unknown_families_and_interpreters_are_named_in_one_sentence(tmp_path, m
         envs.load("half_family.empty")
     with pytest.raises(ValueError, match="environment.python is '/no/such/python', which cannot be started"):
         envs.load("bfcl", "/no/such/python").scenarios("train", {})
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    absent = "import sys; sys.modules['bfcl_eval'] = None\nfrom coevolve_jax import envs\n"
+    code = (
+        f"{absent}try:\n    envs.load('bfcl').scenarios('train', {{}})\nexcept ValueError as e:\n    print(e)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("The environment 'bfcl' lacks a package (No module named 'bfcl_eval")
+    assert told.stdout.endswith("): python experiments/set_up.py bfcl installs it.\n")
+    (tmp_path / "own_game.py").write_text(
+        "def scenarios(split, settings):\n    import doorworld\ntasks = tools = make = scenarios\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"'own_game' lacks a package \(No .* 'doorworld'\): install it\."):
+        envs.load("own_game").scenarios("train", {})
 
 
 def test_what_fails_under_the_other_interpreter_is_said(doors):

@@ -21,6 +21,8 @@ import pytest
 from coevolve_jax.envs import lockdown, mcp
 from coevolve_jax.envs.mcp import answers, servers, state, templates, values
 from coevolve_jax.envs.mcp import world as worlds
+from coevolve_jax.envs.mcp.client import Client, Pipes
+from coevolve_jax.envs.mcp.client import Refused as CallRefused
 from coevolve_jax.envs.mcp.spares import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.mcp.spec import Spec
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -217,20 +219,58 @@ def test_references_and_lists_of_types_become_one_type_each():
             "tags": {"type": "array", "items": {"oneOf": [{"type": "string"}, {"type": "integer"}]}},
             "odd": True,
             "lost": {"$ref": "#/$defs/Nothing"},
+            "both": {"allOf": [{"$ref": "#/$defs/Size"}, {"required": ["w"]}], "description": "Two."},
+            "pair": {"type": "array", "prefixItems": [{"$ref": "#/$defs/Size"}, {"type": "string"}]},
+            "free": {"type": "object", "additionalProperties": {"$ref": "#/$defs/Size"}},
+            "shut": {"type": "object", "additionalProperties": False},
         },
         "required": ["size", 3],
     }  # fmt: skip
+    size = {"properties": {"w": {"type": "integer"}}}
     assert answers.simple(schema, schema) == {
         "properties": {
             "size": {"properties": {"w": {"type": "integer"}}, "description": "How large."},
             "tags": {"type": "array", "items": {"type": "string"}},
             "odd": {},
             "lost": {},
+            "both": {**size, "required": ["w"], "description": "Two."},
+            "pair": {"type": "array", "prefixItems": [size, {"type": "string"}]},
+            "free": {"type": "object", "additionalProperties": size},
+            "shut": {"type": "object", "additionalProperties": False},
         },
         "required": ["size"],
     }
     endless = {"properties": {"next": {"$ref": "#"}}}
     assert "next" in answers.simple(endless, endless)["properties"]
+
+
+def test_numbers_as_text_errors_without_one_and_an_empty_cursor_are_understood():
+    ends = [os.pipe() for _ in range(3)]
+    said = [
+        {"id": "1", "result": {}},
+        {"id": 2, "result": {"tools": [{"name": "a"}], "nextCursor": ""}},
+        {"id": None, "error": {"code": -32700, "message": "no JSON"}},
+        {"id": "9", "result": {}},
+        {"id": 4, "result": {"b": 1}},
+    ]
+    os.write(ends[1][1], "".join(json.dumps({"jsonrpc": "2.0", **m}) + "\n" for m in said).encode())
+    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 5.0, lambda: None)
+    client.begin()
+    assert client.tools() == [{"name": "a"}]
+    with pytest.raises(CallRefused, match="no JSON"):
+        client.request("tools/call", {})
+    assert client.request("tools/call", {}) == {"b": 1}
+    client.close()
+    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
+        os.close(descriptor)
+
+
+def test_an_answer_that_is_nested_too_deeply_is_an_error():
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    found = answers.observation({"structuredContent": deep})
+    assert found.error and "nested too deeply" in found.text
 
 
 @pytest.mark.parametrize("properties", [None, [], "x"])

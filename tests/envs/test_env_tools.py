@@ -135,6 +135,10 @@ def test_a_schema_is_the_one_that_transformers_gives(hint):
         "Does it.\n\n    Args:\n        x: What\n\n    Returns:\n        It.\n\n    Raises:\n        A: b\n",
         "Does it.\n\n    Args:\n\n        x: What: with a colon\n    Returns:\n        It.",
         "Fährt los.\n\n    Args:\n        x: Wohin – ans Ziel.\n",
+        "Does it.\n\n    Args:\n        x: What.\n            Note: positive.\n            Or zero.\n",
+        "Does it.\n\n    Args:\n        x: What.\n\n    Note:\n        Slow.\n\n    Example:\n        y: no",
+        "Gets it. Returns: a thing.\n\n    Args:\n        x: What.\n",
+        "Gets it.\n\n    Args:\n        x: What it Returns: not.\n    Returns: the thing",
     ],
 )
 def test_a_docstring_is_read_as_transformers_reads_it(doc):
@@ -151,6 +155,8 @@ def test_a_dataclass_is_an_object_and_arrives_as_one():
     assert schemas.convert(list[Colour], ["red"]) == [Colour.RED]
     assert schemas.convert(tuple[int, str] | None, [1, "a"]) == (1, "a")
     assert schemas.convert(int, "no number") == "no number"  # as TRL passes it
+    for hint, value, kind in [(float, 5, float), (int, 5.0, int), (int, 5.5, float), (int, True, bool)]:
+        assert schemas.convert(hint, value) == value and type(schemas.convert(hint, value)) is kind
     with pytest.raises(ValueError, match="no field 'town'"):
         schemas.convert(Address, {"street": "Elm", "town": "X"})
 

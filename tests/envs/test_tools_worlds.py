@@ -221,7 +221,208 @@ def test_a_tool_with_the_name_state_is_refused(written):
         load(source)
 
 
+VALUES = """
+import collections, datetime, decimal, os, types
+import own_model
+
+balance, jobs, box = decimal.Decimal("100.0"), collections.deque(), types.SimpleNamespace(n=0)
+cart, day, seen = own_model.Cart(), datetime.date(2026, 1, 1), frozenset()
+"""
+CHANGES = {
+    "balance": "balance -= n",
+    "jobs": "jobs.append(n)",
+    "box": "box.n += n",
+    "cart": "cart.items.append(n)",
+    "day": "day += datetime.timedelta(n)",
+    "seen": "seen |= {n}",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_all_data_of_a_file_of_functions_is_state_and_of_a_classs_file_once_it_changes(written, name):
+    written("class Cart:\n    def __init__(self):\n        self.items = []\n", name="own_model")
+    words = '    """Does it.\n\n    Args:\n        n: How much.\n    """\n'
+    change = f"{words}    global {name}\n    {CHANGES[name]}\n"
+    source = written(f"{VALUES}\ndef change(n: int) -> None:\n{change}", kind="")
+    call = lambda n: (Call("change", {"n": n}),)
+    outcomes = [graded(source, call(made), call(2)) for made in (2, 1)]
+    assert [o.reason for o in outcomes] == ["passed", "state_differs"]
+    assert set(played(source)[0].state()) == set(CHANGES)
+
+    body = textwrap.indent(change, "    ")
+    method = f"class Own:\n    def reset(self, seed=0): ...\n    def change(self, n: int) -> None:\n{body}"
+    source = written(VALUES + method)
+    assert [graded(source, call(made), call(2)).success for made in (2, 1)] == [True, False]
+    assert set(played(source)[0].state()) == {"jobs", "box"}  # these may change; the others have not
+    assert set(played(source, *call(1))[0].state()) == {"jobs", "box", name}
+
+
+def test_another_way_to_the_same_result_passes(written):
+    source = written(
+        '''
+        import decimal
+
+        class Stock(dict): ...
+
+        class Own:
+            def reset(self, seed=0):
+                self.paid, self.rate, self.stock = 0.0, decimal.Decimal("1"), Stock()
+
+            def pay(self, amount: float) -> str:
+                """Pays.
+
+                Args:
+                    amount: How much.
+                """
+                self.paid += amount
+                return f"{amount} euros"
+
+            def set_rate(self, rate: str) -> None:
+                """Sets.
+
+                Args:
+                    rate: It.
+                """
+                self.rate = decimal.Decimal(rate)
+
+            def give(self, name: str) -> None:
+                """Gives.
+
+                Args:
+                    name: To whom.
+                """
+                self.stock[name], self.stock.owner = 1.5, self.stock.__dict__.get("owner", name)
+
+            def quote(self, amount: float) -> str:
+                """Quotes.
+
+                Args:
+                    amount: How much.
+                """
+                return f"{amount * 2} euros"
+
+            def show(self) -> dict:
+                """Shows."""
+                return self.stock | {"paid": self.paid}
+        '''
+    )
+    pay, give = (lambda amount: Call("pay", {"amount": amount})), (lambda name: Call("give", {"name": name}))
+    rate, quote, show = (lambda text: Call("set_rate", {"rate": text})), "quote", Call("show", {})
+    asked = lambda amount: Call(quote, {"amount": amount})
+    same = [
+        ((pay(0.1), pay(0.2), pay(0.3)), (pay(0.3), pay(0.2), pay(0.1))),  # sums of floats
+        ((pay(0.1), pay(0.2), show), (pay(0.3), show)),  # also in answers
+        ((rate("105"),), (rate("105.0"),)),
+        ((asked(5),), (asked(5.0),)),  # one number of JSON
+        ((give("a"), pay(1), show), (pay(1), give("a"), show)),  # the order of keys
+    ]
+    for made, reference in same:
+        for one, other in ((made, reference), (reference, made)):
+            assert graded(source, one, other).reason == "passed", (one, other)
+    other = [
+        ((pay(0.1),), (pay(0.1001),)),
+        ((rate("105"),), (rate("105.01"),)),
+        ((asked(5),), (asked(6),)),
+        ((give("a"), give("b")), (give("b"), give("a"))),  # an attribute of a mapping
+    ]
+    for made, reference in other:
+        assert not graded(source, made, reference).success, (made, reference)
+
+
+def test_each_world_has_the_folder_that_its_code_changes_into(written, tmp_path, monkeypatch):
+    source = written(
+        '''
+        import os, tempfile
+
+        class Own:
+            def reset(self, seed=0):
+                os.chdir(tempfile.mkdtemp())
+                self.names = []
+
+            def write(self, name: str) -> list:
+                """Writes.
+
+                Args:
+                    name: The file.
+                """
+                open(name, "w").close()
+                self.names = sorted(os.listdir())
+                return self.names
+        '''
+    )
+    monkeypatch.chdir(tmp_path)
+    own = f"own_world.py:{source.rpartition(':')[2]}"
+    a, b = (Instance(own, {}) for _ in range(2))
+    said = [w.call(Call("write", {"name": n})).text for w, n in ((a, "x"), (b, "y"), (a, "z"))]
+    assert said == ['["x"]', '["y"]', '["x", "z"]'] and os.getcwd() == str(tmp_path)
+
+
+def test_a_package_imports_its_own_files(tmp_path):
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("from .inside import Own\n")
+    (tmp_path / "own_package" / "inside.py").write_text(SLOTS)
+    source = f"{tmp_path}/own_package/__init__.py:Own"
+    assert Instance(source, {"seed": 3}).call(Call("look", {})).text == "3"
+
+
 # ---- Errors and files ----------------------------------------------------------------------------
+
+
+def test_what_can_be_read_once_is_an_error_and_views_and_awaitables_are_answers(written):
+    source = written(
+        '''
+        class Later:
+            def __await__(self):
+                return None
+                yield
+
+        class Own:
+            def reset(self, seed=0): ...
+
+            def once(self) -> list:
+                """Maps."""
+                return map(str, [1])
+
+            def twice(self) -> list:
+                """Nests."""
+                return [x for x in [(y for y in "ab")]]
+
+            def keys(self) -> list:
+                """Lists."""
+                return {"a": 1}.keys()
+
+            def later(self) -> None:
+                """Waits."""
+                return Later()
+        '''
+    )
+    calls = [Call(name, {}) for name in ("once", "twice", "keys", "later")]
+    _, (once, twice, keys, later) = played(source, *calls)
+    assert once.error and "returns a map, which can be read once: return a list" in once.text
+    assert twice.error and "a generator" in twice.text
+    assert (keys.text, keys.error, later.text, later.error) == ('["a"]', False, "null", False)
+
+
+def test_a_reset_that_hangs_is_told_as_one_that_does_not_return(written, monkeypatch):
+    tools = envs.family.module("tools")
+    monkeypatch.setattr(tools, "SECONDS", 0.3)
+    source = written("import time\n" + SLOTS.replace("self.n, self", "time.sleep(60)\n        self.n, self"))
+    with pytest.raises(Refused, match=r"Own.reset\(seed=0\) does not return within 0.3 seconds"):
+        worlds(source)
+
+
+def test_a_reset_and_a_turns_end_may_take_longer_than_a_call(written):
+    spin = "end = time.process_time() + 0.3\n{0}while time.process_time() < end: pass\n"
+    slow = SLOTS.replace("return self.n", spin.format(" " * 8) + "        return self.n")
+    source = written("import time\n" + spin.format("") + slow)
+    look = Call("look", {})
+    task = dataclasses.replace(worlds(source)[0], turns=(Turn("Look.", (look, look, look)),))
+    with ProcessPool("tools", workers=1, timeout=0.5) as pool:
+        (world,) = pool.reset([task])
+        (seen,) = pool.step([world], [[look]])
+        pool.end_turn([world])
+        (outcome,) = pool.score([world])
+    assert not seen[0].error and (outcome.valid, outcome.reason) == (True, "passed")
 
 
 def test_errors_that_cannot_be_said_reach_the_agent(written):

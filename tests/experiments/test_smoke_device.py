@@ -20,7 +20,7 @@ def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     rows = json.loads((tmp_path / "out" / "smoke.json").read_text())["checks"]
     left_out = {row["name"] for row in rows if row["state"] == "left out"}
-    assert left_out <= {"SGLang", "GRPO, SmolLM2-135M"} and {row["state"] for row in rows} <= {
+    assert left_out <= {"SGLang", "GRPO of SmolLM2-135M"} and {row["state"] for row in rows} <= {
         "passed",
         "left out",
     }
@@ -29,7 +29,7 @@ def test_the_program_checks_kernels_engine_and_training_and_writes_a_page(tmp_pa
     assert figures["engine against the CPU"]["same"] == figures["engine against the CPU"]["tokens"] > 0
     pages = figures["engine in pages against the CPU"]
     assert pages["same"] == pages["tokens"] > 0
-    for name in ("GRPO, tiny policy", "GRPO with LoRA"):
+    for name in ("GRPO of the tiny policy", "GRPO with LoRA"):
         assert figures[name]["steps"] == device.SMALL.steps
     told = (tmp_path / "out" / "smoke.md").read_text()
     assert all(f"| {name} | " in told for name in figures) and told.endswith("Nothing failed.\n")
@@ -50,7 +50,7 @@ def test_a_kernel_that_is_wrong_is_found(monkeypatch):
 
 def test_each_failure_is_a_row_and_the_page_says_what_to_send(tmp_path):
     def broken():
-        raise RuntimeError("no\nkernel")
+        raise RuntimeError("no\nkernel | at all")
 
     def absent():
         raise device.LeftOut("It is not here.")
@@ -60,11 +60,13 @@ def test_each_failure_is_a_row_and_the_page_says_what_to_send(tmp_path):
     assert [row["state"] for row in rows] == ["failed", "left out", "passed"]
     lines = smoke_device.page(rows, "2026-01-01", tmp_path).splitlines()
     assert lines[4:7] == [
-        "| one | failed | RuntimeError: no kernel |",
+        "| one | failed | RuntimeError: no kernel \\| at all |",
         "| two | left out | It is not here. |",
         "| three | passed | rate 1.235 |",
     ]
     assert lines[-1] == f"Failed: one. Send smoke.json, this page and the *.log files of {tmp_path}."
+    early = smoke_device.page(rows, "2026-01-01", tmp_path, missing=2).splitlines()
+    assert early[-1] == f"It ended before 2 more checks. {lines[-1]}"
 
 
 def test_a_program_that_fails_is_told_with_its_last_line(tmp_path):

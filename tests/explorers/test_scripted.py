@@ -378,6 +378,36 @@ def test_an_object_has_all_fields_that_it_needs_and_one_or_two_drawn_ones():
 
 
 @pytest.mark.parametrize(
+    "described, sound",
+    [
+        ({"type": ["integer", "string"]}, lambda x: isinstance(x, int)),
+        ({"type": ["null", "boolean"]}, lambda x: isinstance(x, bool)),
+        (
+            {"anyOf": [{"type": "null"}, {"type": "integer"}, {"type": "object"}]},
+            lambda x: isinstance(x, int),
+        ),
+        (
+            {"type": "array", "items": {"type": ["integer", "string"]}},
+            lambda x: all(isinstance(i, int) for i in x),
+        ),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]},
+            lambda x: len(x) == 2 and type(x[0]) is int and type(x[1]) is bool,
+        ),
+        (
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            lambda x: 1 <= len(x) <= 2 and all(isinstance(v, int) for v in x.values()),
+        ),
+        ({"type": "object"}, lambda x: x == {}),
+    ],
+)
+def test_a_value_is_of_the_first_type_that_its_schema_allows(described, sound):
+    (param,) = toolbox([schema("set", ["x"], x=described)])["set"].params
+    rng = np.random.default_rng(0)
+    assert all(sound(draw(param, Bank(()), rng)) for _ in range(100))
+
+
+@pytest.mark.parametrize(
     "kind, text, low, high, unit",
     [
         ("integer", "A level from 3 to 6.", 3, 6, 1),

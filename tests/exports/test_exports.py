@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.loading import load_run
 from coevolve_jax.exports import model_card, tables
+from coevolve_jax.models import peft_io
 from coevolve_jax.records import rollouts
 from coevolve_jax.train import train
 from coevolve_jax.types import Task
@@ -114,16 +115,18 @@ def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
         "steps": 1, "data.initial_tasks": 4, "rollout.tasks_per_step": 4, "rollout.group_size": 4,
         "evaluation.tasks": 4, "environment.workers": 1, "learner.lora_rank": 4, "strategy.name": "static",
     }  # fmt: skip
-    train(configs.override(CONFIG, {**small, "model": str(ROOT / CONFIG.model)}), tmp_path / "run")
+    train(configs.override(CONFIG, small), tmp_path / "run")  # the base is named as it is shipped
     policy = tmp_path / "run" / "policy"
-    command = ["experiments/export.py", "--to=policy", f"--adapter={policy / model_card.ADAPTER}"]
-    done = subprocess.run(
-        [sys.executable, *command, f"--output={tmp_path / 'merged'}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    adapter = policy / model_card.ADAPTER
+    command = [sys.executable, ROOT / "experiments" / "export.py", "--to=policy", f"--adapter={adapter}"]
+    run = lambda output: subprocess.run(
+        [*command, f"--output={output}"], cwd=tmp_path, capture_output=True, text=True
     )
+    assert peft_io.base_of(adapter) == str(ROOT / CONFIG.model)  # peft reads it from any folder
+    done = run("merged")
     assert done.returncode == 0, done.stderr
+    refused = run(ROOT / CONFIG.model)
+    assert refused.returncode == 1 and "is the base itself: name another folder" in refused.stderr
     merged, own = (load_file(folder / "model.safetensors") for folder in (tmp_path / "merged", policy))
     assert merged.keys() == own.keys()
     for name, tensor in own.items():

@@ -161,12 +161,11 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         return groups
 
     rollout_groups, real_strategy = Agent.rollout_groups, build.strategy
-    policy = build.Policy(
-        None, loop_fakes.Learner.as_params(loop_fakes.START), loop_fakes.TOKENIZER, loop_fakes.CHAT
-    )
+    policy = build.Policy(None, loop_fakes.Learner.as_params(loop_fakes.START), None, loop_fakes.CHAT)
     engine = lambda config, policy, workdir: loop_fakes.Engine(policy.params, batches, tell)
     with pytest.MonkeyPatch.context() as m:
         m.setattr(build, "policy", lambda folder, mesh, dtype: policy)
+        m.setattr(build.Policy, "save_words", lambda self, folder: None)
         m.setattr(build, "env_pool", lambda config: loop_fakes.Worlds())
         m.setattr(build, "explorer", lambda *arguments: loop_fakes.Lamplighter(tell).roles())
         m.setattr(build, "engine", engine)

@@ -407,6 +407,7 @@ def test_config_in_both_places_of_rope_theta():
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 .* num_key_value_heads 3"),
     ],

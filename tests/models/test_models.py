@@ -159,6 +159,20 @@ def test_logits_agree_with_transformers(seed, tmp_path):
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_config_leaves_out_is_what_transformers_takes_and_absent_ids_stay_absent(kind):
+    transformers = pytest.importorskip("transformers")
+    fields = next(c for c in map(random_hf_config, SEEDS) if c["model_type"] == kind)
+    bare = {k: v for k, v in fields.items() if k not in ("head_dim", "rms_norm_eps")}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    ours, theirs = ModelConfig.from_hf(bare | ids), transformers.AutoConfig.for_model(**bare | ids)
+    implied = theirs.hidden_size // theirs.num_attention_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or implied)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    again = transformers.AutoConfig.for_model(**ours.to_hf())
+    assert [getattr(again, name) for name in ids] == [None] * 3
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_config_round_trip(seed):
     """Ours -> ours, and transformers' reading of ours: every field, the architecture's name too."""

@@ -94,6 +94,7 @@ OTHER = Q.replace(".1.", ".7.")  # of a layer that the base lacks
         ({"use_dora": True}, "has use_dora=True, which is not supported: only False is"),
         ({"modules_to_save": ["lm_head"]}, r"has modules_to_save=\['lm_head'\], which is not supported"),
         ({"peft_type": "IA3"}, "has peft_type='IA3'"),
+        ({"layer_replication": [[1, 4]]}, r"has layer_replication=\[\[1, 4\]\], which is not supported"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4', by which"),
         ({"init_lora_weights": "OLoRA"}, "has init_lora_weights='olora'"),
         ({"alora_invocation_tokens": [1, 2]}, r"has alora_invocation_tokens=\[1, 2\], which"),

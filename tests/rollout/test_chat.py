@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import string
+from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -566,6 +567,18 @@ def test_two_turns_with_the_real_environment(chat, env_pool):
     assert t.stop == "done" and t.outcome.success and [s.call for s in t.steps] == list(TASK.calls)
     assert t.ids[t.mask].tolist() == sum(engine._lines, [])  # thoughts included
     assert f"Move it (source 'notes.txt', destination 'archive').{chat._end}" in chat.decode(t.ids)
+
+
+@pytest.mark.parametrize("own", [None, 7, (7, 8)])
+def test_other_programs_end_a_saved_policys_messages_where_training_did(chat, own, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": 1}))
+    config = SimpleNamespace(eos_token_id=own)
+    policy = build.Policy(config, None, chat._tokenizer, chat, str(tmp_path))
+    policy.save_words(tmp_path / "policy")
+    read = transformers.GenerationConfig.from_pretrained(tmp_path / "policy")
+    owned = own if isinstance(own, tuple) else () if own is None else (own,)
+    assert (read.temperature, set(read.eos_token_id)) == (0.6, {*owned, *chat.stop_ids})
+    assert load_tokenizer(tmp_path / "policy").chat_template == chat._tokenizer.chat_template
 
 
 # ---- Commands ------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import re
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -299,6 +298,3 @@ def unpack(batch):
                 )
             )
     return sorted(found)
-
-
-TOKENIZER = SimpleNamespace(save_pretrained=lambda folder: None)

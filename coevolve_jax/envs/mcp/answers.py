@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import json
 import re
@@ -97,6 +98,8 @@ def _simple(
             some = [option for option in options if option != {"type": "null"}]
             kept = some[0] if some else {}
             return {**inner(kept), **inner(_without(schema, several))}
+    if isinstance(every := schema.get("allOf"), list):
+        return functools.reduce(_both, [inner(_without(schema, "allOf")), *map(inner, every)])
     found = {}
     for key, value in schema.items():
         if key == "type" and isinstance(value, list):
@@ -104,14 +107,26 @@ def _simple(
         elif key == "properties":
             some = value if isinstance(value, Mapping) else {}
             value = {str(name): inner(part) for name, part in some.items()}
-        elif key == "items":
+        elif key == "items" or (key == "additionalProperties" and isinstance(value, Mapping)):
             value = inner(value)
+        elif key == "prefixItems":
+            value = [inner(part) for part in value] if isinstance(value, list) else []
         elif key == "required":
             value = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
         elif key == "description":
             value = value[:MAX_DESCRIPTION] if isinstance(value, str) else ""
         if key not in ("title", "$schema", "$defs", "definitions"):
             found[key] = value
+    return found
+
+
+def _both(one: Mapping, other: Mapping) -> dict:
+    """Returns a schema that asks for what two ask for; where they differ, for what the first does."""
+    found = {**other, **one}
+    if "properties" in one and "properties" in other:
+        found["properties"] = {**other["properties"], **one["properties"]}
+    if "required" in one and "required" in other:
+        found["required"] = list(dict.fromkeys([*one["required"], *other["required"]]))
     return found
 
 
@@ -128,7 +143,10 @@ def observation(result: Mapping[str, Any]) -> Observation:
     content = result.get("content")
     parts = [_text(part) for part in content] if isinstance(content, list) else []
     if not any(parts) and isinstance(result.get("structuredContent"), Mapping):
-        parts = [canonical(result["structuredContent"])]
+        try:
+            parts = [canonical(result["structuredContent"])]
+        except RecursionError:
+            return error("the answer is nested too deeply")
     said = "\n".join(parts)
     if result.get("isError") is True:
         return error(said)

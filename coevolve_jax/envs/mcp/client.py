@@ -69,7 +69,7 @@ class Client:
                 raise Failed("answers tools/list without a list")
             found += page["tools"]
             cursor = page.get("nextCursor")
-            if cursor is None:
+            if not cursor:  # some servers end with ""
                 return found
         raise Failed(f"has more than {MAX_PAGES} pages of tools")
 
@@ -98,7 +98,7 @@ class Client:
                 if "id" in message:  # a request of the server's: sampling, roots, elicitation
                     reply = {"result": {}} if message["method"] == "ping" else {"error": NOT_OFFERED}
                     self._post({"jsonrpc": "2.0", "id": message["id"], **reply})
-            elif message.get("id") == number:
+            elif _answers(message, number):
                 if isinstance(error := message.get("error"), dict):
                     raise Refused(str(error.get("message", "")))
                 if not isinstance(message.get("result"), dict):
@@ -165,6 +165,15 @@ class Client:
         if last:
             return f" (its last words: {last[:160]})"
         return f" (it wrote {self._stray.decode(errors='replace')!r}, no JSON)" if self._stray else ""
+
+
+def _answers(message: dict[str, Any], number: int) -> bool:
+    """Tells whether a message answers the open request, of which there is one.
+
+    Some servers write its number as text. Of an error that comes before the number could be read it is null.
+    """
+    said = message.get("id")
+    return str(said) == str(number) or (said is None and isinstance(message.get("error"), dict))
 
 
 def _read(descriptor: int) -> bytes:

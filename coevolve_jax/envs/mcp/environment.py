@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coevolve_jax.envs import calls as call_checks
-from coevolve_jax.envs.base import Broken, digest
+from coevolve_jax.envs.base import Broken, comparable, digest
 from coevolve_jax.envs.mcp import answers
 from coevolve_jax.envs.mcp.client import Failed
 from coevolve_jax.envs.mcp.spares import spares
@@ -56,7 +56,7 @@ class Environment:
         except Failed as failed:
             observation = self._again(call.name, arguments, failed)
         self._made.append((call.name, arguments))
-        self._told.add(observation.text)
+        self._told.add(comparable(observation.text))
         return observation
 
     def _again(self, name: str, arguments: Mapping[str, Any], failed: Failed) -> Observation:
@@ -139,7 +139,7 @@ def references(spec: Spec, calls: str) -> list[tuple[str, frozenset[str]]]:
                     raise Failed(f"makes {min(made)!r} too large to compare")
                 after = digest(content)
                 if after == before and not observation.error:
-                    told.add(observation.text)
+                    told.add(comparable(observation.text))
                 before = after
             found.append((before, frozenset(told)))
     except Failed as failed:

@@ -7,11 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from coevolve_jax.envs.tools.source import Refused
-
-
-class _Late(BaseException):
-    """Raised within code that takes too long. It is no Exception, so that the code does not catch it."""
+from coevolve_jax.envs.tools.source import Late, Refused
 
 
 @contextlib.contextmanager
@@ -25,7 +21,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
         return
 
     def late(*_) -> None:
-        raise _Late
+        raise Late
 
     before = signal.signal(signal.SIGUSR1, late)
     clock = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
@@ -33,7 +29,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
     clock.start()
     try:
         yield
-    except _Late:
+    except Late:
         raise Refused(f"{what} does not return within {seconds:g} seconds.") from None
     finally:
         clock.cancel()

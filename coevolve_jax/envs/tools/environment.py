@@ -10,11 +10,11 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 from coevolve_jax import shipped
-from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.base import comparable, digest
 from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.envs.tools import source as sources
 from coevolve_jax.envs.tools.schema import convert, hints_of
@@ -31,16 +31,18 @@ class Instance:
     """One object of the user's, in a file executed anew, with random numbers of its own.
 
     text: what reset returned. `random` and `numpy.random` are seeded by the arguments of reset, so that code
-    which forgets to seed them answers alike in equal worlds.
+    which forgets to seed them answers alike in equal worlds. The current folder that the code changes into is
+    the instance's own too.
     """
 
     def __init__(self, source: str, reset: Mapping[str, Any]):
         """Raises Refused where the user's code cannot be loaded or reset."""
         self._seed = digest(dict(reset))
         self._random, self._numpy = random.Random(self._seed).getstate(), None
-        with self._own_random():
+        self._folder = os.getcwd()
+        with self._own_globals():
             self.tools = sources.load(source)
-        with self._own_random():  # the file may have imported NumPy just now
+        with self._own_globals():  # the file may have imported NumPy just now
             self._world, self.text = sources.begin(self.tools, reset)
         self._allowed = signatures(self.tools.schemas())
 
@@ -51,7 +53,7 @@ class Instance:
             arguments = bind(call, self._allowed)
             hints = hints_of(self.tools.tools[call.name])
             arguments = {k: convert(hints.get(k), v) for k, v in arguments.items()}
-            with self._own_random():
+            with self._own_globals():
                 found = sources.run(getattr(self._world, call.name), arguments)
             text = answer(found)
             failed = isinstance(found, Mapping) and bool(found.get("error"))
@@ -67,13 +69,13 @@ class Instance:
 
     def state(self) -> Any:
         """Returns the state as JSON values. Raises Refused where JSON cannot write it."""
-        with self._own_random():
+        with self._own_globals():
             return sources.state_of(self.tools, self._world)
 
     def reward(self) -> float:
         """Returns get_reward(). Raises Refused for anything but a number from 0 to 1."""
         try:
-            with self._own_random():
+            with self._own_globals():
                 found = sources.run(self._world.get_reward, {})
             number = float(found)
         except (Exception, SystemExit) as error:
@@ -83,8 +85,15 @@ class Instance:
         return min(max(number, 0.0), 1.0)
 
     @contextlib.contextmanager
-    def _own_random(self) -> Iterator[None]:
-        """Gives the block the world's own states of `random` and of `numpy.random`, and keeps them after."""
+    def _own_globals(self) -> Iterator[None]:
+        """Gives the block the world's own states of `random` and of `numpy.random`, and its own folder.
+
+        Keeps these after the block, and puts back those of the process.
+        """
+        folder = os.getcwd()
+        if self._folder != folder:
+            with contextlib.suppress(OSError):  # it may be gone
+                os.chdir(self._folder)
         numpy = sys.modules.get("numpy.random")
         others = random.getstate(), numpy.get_state() if numpy else None
         random.setstate(self._random)
@@ -94,6 +103,9 @@ class Instance:
         try:
             yield
         finally:
+            with contextlib.suppress(OSError):
+                self._folder = os.getcwd()
+            os.chdir(folder)
             self._random = random.getstate()
             random.setstate(others[0])
             if numpy := sys.modules.get("numpy.random"):  # the block may have imported it
@@ -102,15 +114,26 @@ class Instance:
 
 
 def answer(value: Any) -> str:
-    """Returns what a tool returned as the agent reads it: text as it is, else JSON, else str(value)."""
+    """Returns what a tool returned as the agent reads it: text as it is, else JSON, else str(value).
+
+    Raises RuntimeError for an iterator, also within an answer: its text would be its address in memory.
+    """
     if not isinstance(value, str):
         try:
-            value = json.dumps(value, ensure_ascii=False, default=lambda v: plain(v, "the answer"))
+            value = json.dumps(value, ensure_ascii=False, default=_inside)
         except (TypeError, ValueError, RecursionError):
             value = str(value)
     more = len(value) - MAX_ANSWER
     text = sources.clean(value[:MAX_ANSWER])
     return f"{text}… ({more} more characters)" if more > 0 else text
+
+
+def _inside(value: Any) -> Any:
+    """Returns a part of an answer that JSON does not know as JSON values."""
+    if isinstance(value, (Iterator, AsyncIterator)):
+        kind = type(value).__name__
+        raise RuntimeError(f"The tool returns a {kind}, which can be read once: return a list.")
+    return list(value) if isinstance(value, (KeysView, ValuesView, ItemsView)) else plain(value, "the answer")
 
 
 class World:
@@ -140,7 +163,7 @@ class World:
 
     def step(self, call: Call) -> Observation:
         observation = self._own.call(call)
-        self._told.add(observation.text)
+        self._told.add(comparable(observation.text))
         return observation
 
     def end_turn(self) -> None:
@@ -161,7 +184,7 @@ class World:
                 before = self._reference.state()
                 said = self._reference.call(call).text
                 if before == self._reference.state():
-                    told.append(said)
+                    told.append(comparable(said))
             seen.append(self._own.state())
             if seen != [mine, mine]:  # the reference's reset or calls have reached the agent's world
                 return "state_shared"

@@ -28,10 +28,10 @@ PLAIN: dict[Any, dict] = {
 SUPPORTED = (
     "str, int, float, bool, list, tuple, dict, Optional, Union, Literal, an Enum or a dataclass of these"
 )
-_SECTION = r"\n\s*(?:Returns|Raises|Yields|Examples?|Note):"
-_ARGUMENTS = re.compile(r"(?:^|\n)[ \t]*Args:[ \t]*\n(.*?)(?=" + _SECTION + r"|\Z)", re.DOTALL)
-_SUMMARY = re.compile(r"(.*?)(?=\n\s*(?:Args|Returns|Raises):|\Z)", re.DOTALL)
-_RETURNS = re.compile(r"\n\s*Returns:\s*(.*?)(?=\n\s*Raises:|\Z)", re.DOTALL)
+# These find what transformers finds, wherever it finds a schema.
+_ARGUMENTS = re.compile(r"(?:^|\n)\s*Args:[ \t]*\n(.*?)(?=\s*(?:Returns:|Raises:|\Z))", re.DOTALL)
+_SUMMARY = re.compile(r"(.*?)(?=\s*(?:Args:|Returns:|Raises:|\Z))", re.DOTALL)
+_RETURNS = re.compile(r"\n\s*Returns:\n\s*(.*?)(?=\s*(?:Raises:|\Z))", re.DOTALL)
 _CHOICES = re.compile(r"\s*\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
@@ -216,9 +216,14 @@ def _object(kind: type) -> dict:
 def convert(hint: Any, value: Any) -> Any:
     """Returns a JSON value as its type hint promises it: members of an Enum, dataclasses, tuples.
 
-    Other values pass as they are, also those of a wrong type, as TRL passes them. Raises ValueError for a
-    value that is no member, or no fields of the dataclass.
+    5 and 5.0 are one number in JSON: it becomes a float or an int as the hint says. Other values pass as they
+    are, also those of a wrong type, as TRL passes them. Raises ValueError for a value that is no member, or
+    no fields of the dataclass.
     """
+    if hint is float and type(value) is int and abs(value) < 2**53:
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         able = [each for each in args if each is not type(None)]

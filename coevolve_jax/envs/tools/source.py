@@ -9,7 +9,6 @@ Workers import this file: it needs the standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.machinery
@@ -21,18 +20,24 @@ import re
 import sys
 import tokenize
 import types
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from coevolve_jax.envs.tools.schema import Unfit, schema
-from coevolve_jax.envs.tools.state import NoState, attributes_of, is_generator, plain
+from coevolve_jax.envs.tools.state import NoState, attributes_of, plain, writable
 
 # Public methods that are no tools. TRL has the first two; `state` is this project's.
 RESERVED = ("reset", "get_reward", "state")
 # Attributes of the class, or names in the file, that tell about the worlds and are no state.
 ABOUT = ("scenarios", "values")
-SCALARS = (int, float, str, tuple, type(None))
+# Beside a class, these are state whether they have changed or not; other data counts once it has.
+MUTABLE = (Mapping, list, set, deque, bytearray, types.SimpleNamespace)
 KEY = "config.environment.source"
+
+
+class Late(BaseException):
+    """Raised within code that takes too long. It is no Exception, so that the code does not catch it."""
 
 
 class Refused(ValueError):
@@ -45,7 +50,7 @@ class Tools:
 
     name: the class's name, or the file's. tools: name -> the function, unbound where it is a method.
     make: makes the object whose methods the tools are; None for a file of functions.
-    first: the scalars that the class and the file hold, as JSON values by name.
+    first: what the class and the file hold besides, as JSON values by name.
     """
 
     source: str
@@ -98,8 +103,8 @@ def load(source: str) -> Tools:
     kind = _class(module, name, source)
     found = _methods(kind) if kind else _functions(module)
     what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
-    scalars = {k: v for k, v in _held(module, kind).items() if isinstance(v, SCALARS)}
-    tools = Tools(source, what, module, found, kind, _written(scalars))
+    first = writable(_held(module, kind))
+    tools = Tools(source, what, module, found, kind, first)
     if not found:
         how = "public methods" if kind else "public functions"
         raise Refused(
@@ -199,6 +204,8 @@ def _execute(path: str, source: str) -> types.ModuleType:
     module = types.ModuleType(full)
     module.__file__, module.__package__ = path, ".".join(package)
     module.__spec__ = importlib.machinery.ModuleSpec(full, None, origin=path)
+    if os.path.basename(path) == "__init__.py":
+        module.__package__, module.__path__ = full, [os.path.dirname(path)]
     sys.modules[full] = module  # dataclasses and type hints look their module up
     try:
         exec(_compiled(path, os.stat(path).st_mtime), module.__dict__)
@@ -300,15 +307,19 @@ def run(function: Callable, arguments: Mapping[str, Any]) -> Any:
     """Calls a function, also an async one."""
     try:
         found = function(**arguments)
-        if inspect.iscoroutine(found):
+        if inspect.isawaitable(found):
             import asyncio  # here: most tools are not async, and workers start faster without it
 
-            return asyncio.run(found)
+            return asyncio.run(_awaited(found))
         return found
     except BaseException as error:
-        if isinstance(error, (Exception, SystemExit, KeyboardInterrupt)):
+        if isinstance(error, (Exception, SystemExit, KeyboardInterrupt, Late)):
             raise
         raise RuntimeError(said(error)) from None  # such as asyncio.CancelledError: it would end the worker
+
+
+async def _awaited(found: Awaitable) -> Any:
+    return await found
 
 
 def state_of(tools: Tools, world: Any) -> Any:
@@ -336,17 +347,14 @@ def state_of(tools: Tools, world: Any) -> Any:
 def shared_data(tools: Tools) -> dict[str, Any]:
     """Returns the data that the class or the file holds and may change, as far as JSON can write it.
 
-    Beside a class, a scalar counts once it has changed: constants are no state. A logger, a pattern or a lock
-    is left out.
+    Beside a class, what is neither in `MUTABLE` nor of a class in the file counts once it has changed:
+    constants are no state. A logger, a pattern or a lock is left out.
     """
-    names, own = _held(tools.module, tools.make), tools.module.__name__
-    scalars = _written({k: v for k, v in names.items() if isinstance(v, SCALARS)})
-    if tools.make:
-        absent = object()
-        scalars = {k: v for k, v in scalars.items() if tools.first.get(k, absent) != v}
-    mutable = (dict, list, set, bytearray)
-    others = {k: v for k, v in names.items() if isinstance(v, mutable) or type(v).__module__ == own}
-    return dict(sorted({**_written(others), **scalars}.items()))
+    names, own, absent = _held(tools.module, tools.make), tools.module.__name__, object()
+    always = lambda value: isinstance(value, MUTABLE) or type(value).__module__ == own
+    changed = lambda name, written: tools.first.get(name, absent) != written
+    found = writable(names)
+    return {k: v for k, v in found.items() if not tools.make or always(names[k]) or changed(k, v)}
 
 
 def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
@@ -356,16 +364,6 @@ def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
         names.update({f"{each.__name__}.{k}": v for k, v in vars(each).items()})
     ends = {name: name.rpartition(".")[2] for name in names}
     return {k: v for k, v in names.items() if not ends[k].startswith("__") and ends[k] not in ABOUT}
-
-
-def _written(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns data as JSON values, without classes, functions, generators and what JSON cannot write."""
-    found = {}
-    for name, value in data.items():
-        if not (is_generator(value) or callable(value)):
-            with contextlib.suppress(NoState):
-                found[name] = plain(value, name)
-    return found
 
 
 def clean(text: str) -> str:

@@ -5,6 +5,7 @@ Workers import this file: it needs the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import enum
@@ -13,13 +14,17 @@ import math
 import pathlib
 import random
 import sys
+import types
 import uuid
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from coevolve_jax.envs.base import rounded
+
 MAX_DEPTH = 64  # levels; deeper ones contain themselves, or nearly
 MAX_BITS = 10_000  # of an integer that is written as a number: Python writes no more than 4300 digits
+_DECIMAL = decimal.Context(prec=60, traps=[])
 # Generators of random numbers are no state: one draw more or less is no difference that a user sees.
 GENERATORS = (random.Random,)
 _AS_TEXT = (
@@ -40,7 +45,8 @@ def is_generator(value: Any) -> bool:
 def plain(value: Any, where: str, depth: int = 0) -> Any:
     """Returns a value as JSON values that are equal for equal values.
 
-    Sets have no order. An object of a user's class is written by its attributes, with its class's name.
+    Sets and mappings have no order. Floats are rounded, and a Decimal's zeros at the end do not count. An
+    object of a user's class is written by its attributes, with its class's name.
     where: the value's name, for NoState, which is raised for what has no such form: open files, locks,
     functions, connections, and values that contain themselves.
     """
@@ -48,14 +54,33 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return value.name
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        return hex(value)
-    if isinstance(value, (int, float)):
-        finite = isinstance(value, int) or math.isfinite(value)
-        return value if finite else repr(float(value))
+    if isinstance(value, int):
+        return value if value.bit_length() <= MAX_BITS else hex(value)
+    if isinstance(value, float):
+        return rounded(value) if math.isfinite(value) else repr(float(value))
     if depth == MAX_DEPTH:
         raise NoState(f"{where[:200]} is more than {MAX_DEPTH} levels deep, or contains itself")
-    below = depth + 1
+    content = _content(value, where, depth + 1)
+    if content is None:
+        found = sorted(_attributes(value, where).items())
+        inside = {k: plain(v, f"{where}.{k}", depth + 1) for k, v in found}
+        return {"(class)": type(value).__name__, **inside}
+    beside = {} if _is_foreign(value) else writable(getattr(value, "__dict__", {}), where, depth + 1)
+    return {"(class)": type(value).__name__, "(value)": content, **beside} if beside else content
+
+
+def writable(data: Mapping[str, Any], where: str = "", depth: int = 0) -> dict[str, Any]:
+    """Returns the values that JSON can write, as JSON values: no functions, no generators, no open files."""
+    found = {}
+    for name, value in sorted(data.items()):
+        with contextlib.suppress(Exception):  # NoState, or what an object raises that is looked at
+            if not (is_generator(value) or callable(value)):
+                found[name] = plain(value, f"{where}.{name}".lstrip("."), depth)
+    return found
+
+
+def _content(value: Any, where: str, below: int) -> Any:
+    """Returns what a collection holds, or the text of a value that has one; None for other objects."""
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {str(k): plain(v, f"{where}[{k!r}]", below) for k, v in sorted(value.items())}
@@ -68,21 +93,26 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return sorted((plain(each, f"an element of {where}", below) for each in value), key=repr)
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        short = _DECIMAL.normalize(value)
+        return f"{short:f}" if abs(short.adjusted()) < _DECIMAL.prec else str(short)
     if isinstance(value, _AS_TEXT):
         return str(value)
-    if is_generator(value):
-        return type(value).__name__
-    found = _attributes(value, where)
-    inside = {k: plain(v, f"{where}.{k}", below) for k, v in sorted(found.items())}
-    return {"(class)": type(value).__name__, **inside}
+    return type(value).__name__ if is_generator(value) else None
+
+
+def _is_foreign(value: Any) -> bool:
+    """Tells whether a value's class comes with Python."""
+    return type(value).__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _attributes(value: Any, where: str) -> dict[str, Any]:
     """Returns the attributes of an object of a class that a user defines. Raises NoState for others."""
     kind = type(value)
     slotted = any(getattr(each, "__slots__", ()) for each in kind.__mro__)
-    foreign = kind.__module__.partition(".")[0] in sys.stdlib_module_names
-    if callable(value) or foreign or not (hasattr(value, "__dict__") or slotted):
+    if isinstance(value, types.SimpleNamespace):
+        return vars(value)
+    if callable(value) or _is_foreign(value) or not (hasattr(value, "__dict__") or slotted):
         raise NoState(f"{where[:200]} is a {kind.__module__}.{kind.__name__}".replace("builtins.", ""))
     return attributes_of(value)
 

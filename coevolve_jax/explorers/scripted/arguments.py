@@ -176,6 +176,9 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
     if param.type == "boolean":
         other_than_default = isinstance(param.default, bool) and not param.required
         return not param.default if other_than_default else bool(rng.random() < 0.5)
+    if param.type == "object" and param.item and not param.fields:
+        names = rng.choice(len(NOUNS), size=rng.integers(1, 3), replace=False)
+        return {NOUNS[i]: draw(param.item, bank, rng) for i in names}
     if param.type == "object":
         count = min(len(param.fields), 1 + int(rng.integers(2)))
         drawn = rng.choice(len(param.fields), size=count, replace=False).tolist() if count else []
@@ -194,6 +197,8 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
 
 
 def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
+    if param.places:
+        return [draw(place, bank, rng) for place in param.places]
     item = param.item
     assert item is not None  # `parse` gives every array one
     if item.type in ("integer", "number"):

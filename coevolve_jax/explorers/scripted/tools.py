@@ -56,7 +56,8 @@ class Param:
     low, high, unit: range and granularity of a number.
     words, hints: stems of its name and of its description.
     new: whether it names something that does not exist yet.
-    item: the items of an array. fields: the properties of an object.
+    item: the items of an array, or the values of an object whose keys are free. places: the items of an array
+      of fixed length. fields: the properties of an object.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Param:
     description: str
     new: bool
     item: Param | None = None
+    places: tuple[Param, ...] = ()
     fields: tuple[Param, ...] = ()
 
 
@@ -101,15 +103,17 @@ TYPES = {
 
 def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
     """Reads a JSON schema, and limits that only its description gives ("[Enum]: ...", "from 0 to 100")."""
-    text = schema.get("description", "")
+    text, schema = schema.get("description", ""), _of_one_type(schema)
     written: str = schema.get("type", "string")
     type_ = TYPES.get(written, written)
-    item = fields = None
+    described = lambda inner: parse(name, {**inner, "description": inner.get("description", text)})
+    item, places, fields = None, (), ()
     if type_ == "array":
-        inner = schema.get("items", {})
-        item = parse(name, {**inner, "description": inner.get("description", text)})
+        item = described(schema.get("items", {}))
+        places = tuple(map(described, schema.get("prefixItems", ())))
     if type_ == "object":
-        needed = schema.get("required", ())
+        needed, values = schema.get("required", ()), schema.get("additionalProperties")
+        item = described(values) if isinstance(values, Mapping) else None
         fields = tuple(parse(k, v, k in needed) for k, v in schema.get("properties", {}).items())
     span = re.search(r"(?:between|from) (-?[\d.]*\d)[^\d-]*?(?:and|to) (-?[\d.]*\d)", text)
     unit = re.search(r"multiple of (\d+)", text)
@@ -127,8 +131,19 @@ def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
         description=text,
         new=bool(re.search(r"\bnew (?:file|directory|folder)\b", text)),
         item=item,
-        fields=fields or (),
+        places=places,
+        fields=fields,
     )
+
+
+def _of_one_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema with the first of the types that it allows, other than null."""
+    first = lambda options: next((one for one in options if one not in ("null", {"type": "null"})), None)
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        schema = {**schema, **_of_one_type(first(options) or {})}
+    if isinstance(written := schema.get("type"), list):
+        schema = {**schema, "type": first(written) or "string"}
+    return schema
 
 
 def named_values(text: str) -> tuple[str, ...]:
