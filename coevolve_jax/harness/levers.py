@@ -238,7 +238,7 @@ def move(levers: Mapping[str, Lever], config: ConfigDict, lever: str, name: str)
     return moves[name]
 
 
-def check_effect(config: ConfigDict, changes: Changes) -> None:
+def check_effect(config: ConfigDict, changes: Mapping[str, Any]) -> None:
     """Raises Refused where the changed config could not run, or one of its changed keys has no effect."""
     without = idle.idle(changed(config, changes))
     if key := next((k for k in changes if k in without), ""):
@@ -292,9 +292,9 @@ def check_proposal(
         raise Refused("The proposal's evidence names a value that no training run has.")
 
 
-def _same(ours: Changes, theirs: Changes) -> bool:
+def _same(ours: Mapping[str, Any], theirs: Changes) -> bool:
     """Whether two changes are written alike: 2.0 and True equal whole numbers, and a config takes neither."""
-    return json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True)
+    return json.dumps(dict(ours), sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 
 def _malformed(p: Any) -> str:
