@@ -3,7 +3,7 @@
 The strategy's own code computes advantages under both configs, step by step with its state carried along, so
 what is checked is what will run. A check refuses beyond its bound, and never for what the parent does too.
 
-    order         pairs in a group whose failure is worth as much as the success               any
+    order         pairs in a group whose failure is now worth as much as the success           any
     order_tiers   pairs of failures in a group in which less progress is worth more            shown
     sign_success  successes of mixed groups with an advantage below 0                          > 1%
     sign_failure  failures of mixed groups with an advantage above 0                           > 5%
@@ -271,11 +271,12 @@ def _credit(rows: Sequence[tuple[float, float, bool]]) -> Credit:
 
 
 def _order(facts: Facts, before: Credit, after: Credit) -> dict[str, Check]:
-    """Pairs that rewards rank wrongly, and advantages of the wrong sign that the parent has right."""
+    """Pairs that rewards rank wrongly and advantages of the wrong sign, where the parent has them right."""
     wrong = reversed_tiers = tiers = 0
     for part in facts.parts():
         won, r, progress = facts.success[part], after.reward[part], facts.progress[part]
-        wrong += int((r[won][:, None] <= r[~won]).sum())
+        right = before.reward[part][won][:, None] > before.reward[part][~won]
+        wrong += int((right & (r[won][:, None] <= r[~won])).sum())
         further = progress[~won][:, None] > progress[~won]
         tiers += int(further.sum())
         reversed_tiers += int((further & (r[~won][:, None] < r[~won])).sum())

@@ -7,6 +7,7 @@ other keys, `environment`, `evaluation`, `model` and `seed` among them, are froz
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ from coevolve_jax.harness.records import Expectation, Proposal
 
 Changes = dict[str, Any]  # dotted config key -> value
 NEW_WEIGHT = 0.1  # of a reward term that is added
+BAD = ("errors", "repeats", "malformed")  # terms that are higher where calls fail: they are added below 0
 MOST_TERMS = 0.3  # sum of the sizes of the weights of reward terms
-SEVERAL = "search"  # the lever of a proposal that moves several
+DESIGN = "search"  # the lever of a proposal that moves several
 LONGEST = 4000  # characters of a proposal's text
 LAYERS = ("reward", "filter", "credit", "optimiser", "sampling", "limits", "tasks", "evolution")
 
@@ -132,7 +134,7 @@ def _terms(formulas: Mapping[str, tuple[str, bool]]) -> Lever:
     formulas: name -> (formula, whether it is higher in failures), of terms besides rewards.TERMS.
     """
     key = "reward.terms"
-    new = {what: (what, NEW_WEIGHT) for what in rewards.TERMS}
+    new = {what: (what, -NEW_WEIGHT if what in BAD else NEW_WEIGHT) for what in rewards.TERMS}
     new |= {name: (what, -NEW_WEIGHT if bad else NEW_WEIGHT) for name, (what, bad) in formulas.items()}
     names = {what: name for name, (what, _) in new.items()}
 
@@ -232,16 +234,36 @@ def move(levers: Mapping[str, Lever], config: ConfigDict, lever: str, name: str)
     moves = levers[lever].moves(config)
     if name not in moves:
         raise Refused(f"{short(name)} is no move of {lever} now: use one of {', '.join(moves) or 'none'}.")
-    without = idle.idle(changed(config, moves[name]))
-    if key := next((k for k in moves[name] if k in without), ""):
-        raise Refused(f"{key} has no effect here ({without[key]}).")
+    check_effect(config, moves[name])
     return moves[name]
 
 
-def check_proposal(levers: Mapping[str, Lever], config: ConfigDict, proposal: Proposal) -> None:
+def check_effect(config: ConfigDict, changes: Mapping[str, Any]) -> None:
+    """Raises Refused where the changed config could not run, or one of its changed keys has no effect."""
+    without = idle.idle(changed(config, changes))
+    if key := next((k for k in changes if k in without), ""):
+        raise Refused(f"{key} has no effect here ({without[key]}).")
+
+
+def plain(given: Any) -> Proposal:
+    """A proposal as its file will hold it, read once: an object of a proposer may answer otherwise later.
+
+    Raises Refused for anything else than a Proposal of values that JSON can hold.
+    """
+    if problem := _malformed(given):
+        raise Refused(problem)
+    try:
+        return Proposal.from_json(json.loads(json.dumps(dataclasses.asdict(given), default=dict)))
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        raise Refused(f"The proposal {short(given)} is more than JSON can hold: give plain values.") from None
+
+
+def check_proposal(
+    levers: Mapping[str, Lever], config: ConfigDict, proposal: Proposal, several: bool = False
+) -> None:
     """Checks all that a proposer has written, as it may be anybody's code.
 
-    One lever is moved once, or, where the lever is SEVERAL, each of several once.
+    One lever is moved once, or, where the lever is DESIGN, each of several once. several: this is allowed.
 
     Raises Refused: a change is not what a move of an open lever gives, the hypothesis names no value of a
     training run, or a text is too long.
@@ -249,23 +271,30 @@ def check_proposal(levers: Mapping[str, Lever], config: ConfigDict, proposal: Pr
     if problem := _malformed(proposal):
         raise Refused(problem)
     p, aim = proposal, proposal.expects
-    if p.lever == SEVERAL:
+    if several and p.lever == DESIGN:
         given = dict(p.changes)
         for lever in levers.values():
             own = {key: given.pop(key) for key in lever.keys if key in given}
-            if own and own not in lever.moves(config).values():
+            if own and not any(_same(own, changes) for changes in lever.moves(config).values()):
                 raise Refused(f"No move of {lever.name} gives {short(own)}.")
         if given:
             raise Refused(f"{short(next(iter(given)))} belongs to no open lever.")
-        changed(config, p.changes)
-    elif move(levers, config, p.lever, p.move) != dict(p.changes):
-        raise Refused(f"{p.lever} {p.move} does not give {short(dict(p.changes))}.")
+        if not p.changes:
+            raise Refused(f"The proposal of {DESIGN} changes nothing: move one lever at least.")
+        check_effect(config, p.changes)
+    elif not _same(p.changes, own := move(levers, config, p.lever, p.move)):
+        raise Refused(f"{p.lever} {p.move} gives {short(own)}, not {short(dict(p.changes))}.")
     if aim and (aim.diagnostic not in MEANINGS or aim.direction not in ("up", "down")):
         raise Refused(f"{short(aim.diagnostic)} {short(aim.direction)} is no change of a value of training.")
     if aim and aim.diagnostic in SETTINGS:
         raise Refused(f"{short(aim.diagnostic)} is a setting of the run: name a value that training shows.")
     if not {*p.evidence} <= {*MEANINGS}:
         raise Refused("The proposal's evidence names a value that no training run has.")
+
+
+def _same(ours: Mapping[str, Any], theirs: Changes) -> bool:
+    """Whether two changes are written alike: 2.0 and True equal whole numbers, and a config takes neither."""
+    return json.dumps(dict(ours), sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 
 def _malformed(p: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,16 @@ from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.campaign import START, Campaign, sha256
 from coevolve_jax.harness.records import Proposal, Rule, Verdict
 from coevolve_jax.harness.registry import Diagnostic, testable
-from coevolve_jax.harness.store import Question, Store
+from coevolve_jax.harness.store import Question, Store, difference
 from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
 from coevolve_jax.seeding import rng_for
 
+JUDGE = ("environment.", "evaluation.", "model.")  # what no version may change
 CANARY = "The start's policy is scored differently under this version's config: a lever moved the judge."
+STAND_IN = "scripted"  # the proposer that goes on where a model gives no answer
+# Values by which a hypothesis aims at fewer live groups, by their direction.
+FEWER_LIVE = {"up": ("dead",), "down": ("active", "kept", "mixed")}
 MANY = 10  # versions with a forecast, until it can be found unreliable
 FORECAST_OF = {"live": ("live_groups",), "tokens": ("live_tokens",)}  # forecast -> the checks that rest on it
 
@@ -64,25 +69,42 @@ class Parts:
         drawn = self.proposer.propose(self._versions.history(version), rng)
         if drawn is None:
             return None
+        drawn = levers.plain(drawn)
         self.check(version, drawn)
-        return drawn.to_json()
+        row = self._versions.row(drawn.parent)
+        return dataclasses.replace(
+            drawn,
+            evidence={name: row.get(name) for name in drawn.evidence},
+            proposer=drawn.proposer if drawn.proposer == STAND_IN else self._settings.proposer,
+        ).to_json()
 
     def check(self, version: str, proposal: Proposal) -> None:
-        """Raises Refused unless the proposal moves open levers of a version that may have children."""
+        """Raises Refused unless the proposal moves open levers of a version that may have children.
+
+        A skill that it names must hold for that version and say this move.
+        """
         kinds = {v: self._versions.verdict(v) for v in self._campaign.versions() if v < version}
         good = [v for v, judged in kinds.items() if judged and judged.kind in ("start", "promoted")]
-        if (parent := getattr(proposal, "parent", None)) not in good:
-            raise levers.Refused(f"{levers.short(parent)} is no parent: use one of {', '.join(good)}.")
-        known = self._versions.open_levers(before=version)
-        levers.check_proposal(known, self._versions.config(proposal.parent), proposal)
+        p = proposal
+        if p.parent not in good:
+            raise levers.Refused(f"{levers.short(p.parent)} is no parent: use one of {', '.join(good)}.")
+        known, several = self._versions.open_levers(before=version), getattr(self._module, "SEVERAL", False)
+        levers.check_proposal(known, self._versions.config(p.parent), p, several)
+        if not p.skill:
+            return
+        holding = skills.holding(self._versions.skills(before=version), self._versions.row(p.parent))
+        if not any(s.id == p.skill and s.says(p.lever, p.move) for s in holding):
+            raise levers.Refused(
+                f"{levers.short(p.skill)} is no skill that holds for {p.parent} and says {p.lever} {p.move}: "
+                "name such a skill, or none."
+            )
 
     def backtest(self, version: str) -> dict[str, Any]:
         if version == START or not getattr(self._module, "BACKTEST", True):
             return {"refused": None}
         proposal = self._versions.proposal(version)
         runs = self._versions.runs(proposal.parent)
-        aim = proposal.expects.diagnostic if proposal.expects else ""
-        child = self._versions.config(version)
+        aim, child = proposal.expects, self._versions.config(version)
 
         def gradient() -> dict[str, Check]:
             folder = self._campaign.folder / "gradients" / version
@@ -94,7 +116,7 @@ class Parts:
             child,
             [evidence.groups(run) for run in runs.values()],
             version=proposal.parent,
-            aims_at_live=aim.startswith(("dead", "active", "kept", "mixed")),
+            aims_at_live=aim is not None and aim.diagnostic.startswith(FEWER_LIVE[aim.direction]),
             gradient=gradient,
             unreliable=self._unreliable(version),
         ).to_json()
@@ -214,22 +236,39 @@ class Parts:
             if math.isnan(selection.success):
                 why = f"Every trial of seed {seed} on the selection set was lost."
                 return Verdict("failed", (Rule("ran", False, why),))
+        if moved := self._moved_judge(version):
+            return Verdict("invalid", (Rule("canary", False, moved),))
         if found["canary"] != self._campaign.read(START, "evidence")["canary"]:
             return Verdict("invalid", (Rule("canary", False, CANARY),))
-        proposal = self._versions.proposal(version)
+        proposal, before = self._versions.proposal(version), self._before(version)
         judged = verdict.judge(
             self._versions.selection(proposal.parent),
             self._versions.selection(version),
             noise=self._settings.noise,
             rules=getattr(self._module, "RULES", verdict.RULES),
             expects=proposal.expects,
-            before=self._versions.row(proposal.parent),
+            before=before,
             after=found["row"],
             alerts=diagnostics.newly_at_alert(found["diagnostics"]),
             audit=self._audited(proposal.parent, version),
         )
         person = self._versions.decision(version, "verdict")
         return judged if person is None else verdict.with_person(judged, person["approved"], person["why"])
+
+    def _moved_judge(self, version: str) -> str:
+        """A sentence on what of the judge a version's config changes, seen by the canary or not; or ""."""
+        changed = difference(self._versions.config(START), self._versions.config(version))
+        key = next((key for key in changed if key.startswith(JUDGE)), "")
+        return key and f"config.{key} is {changed[key]!r}, other than the start's: a lever moved the judge."
+
+    def _before(self, version: str) -> Mapping[str, float | None]:
+        """The parent's row, with its reward by this version's terms: the two rewards are then of one kind."""
+        parent, child = self._versions.proposal(version).parent, self._versions.config(version)
+        row = self._versions.row(parent)
+        if not (child.reward.terms or self._versions.config(parent).reward.terms):
+            return row
+        by_terms = evidence.row(child, list(self._versions.runs(parent).values()))
+        return {name: by_terms[name] if name.startswith("shaped") else row[name] for name in row}
 
     def _audited(self, parent: str, child: str) -> Audit | None:
         found = [self._campaign.read(v, "evidence")["audit"] for v in (child, parent)]

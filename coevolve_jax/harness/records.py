@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 ROUNDING = 1e-9  # 0.35 - 0.3 is a change by 0.05
@@ -144,6 +145,9 @@ class Skill:
     held: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     origin: str = "built-in"
+
+    def says(self, lever: str, move: str) -> bool:
+        return lever == self.lever and fnmatch(move, self.move)
 
     @property
     def trust(self) -> float:

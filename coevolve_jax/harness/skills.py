@@ -30,6 +30,14 @@ BUILT_IN: tuple[Skill, ...] = (
         "A limit ends many rollouts before they can succeed.", "truncated", "down", 0.05,
     ),
     _skill(
+        "cut-off-message", "truncated > 0.15", "rollout.max_new_tokens", "x2",
+        "A limit ends many rollouts before they can succeed.", "truncated", "down", 0.05,
+    ),
+    _skill(
+        "cut-off-turn", "truncated > 0.15", "rollout.max_steps", "x2",
+        "A limit ends many rollouts before they can succeed.", "truncated", "down", 0.05,
+    ),
+    _skill(
         "small-groups", "group_size <= 4.0 && dead_first > 0.4", "rollout.group_size", "x2",
         "Groups are so small that most have equal rewards.", "dead_first", "down", 0.05,
     ),
@@ -44,6 +52,10 @@ BUILT_IN: tuple[Skill, ...] = (
     _skill(
         "no-noise", "dead_first > 0.5 && logprob_first > -0.05", "rollout.temperature", "x1.25",
         "Rollouts of a task are nearly alike from the first step on.", "dead_first", "down", 0.05,
+    ),
+    _skill(
+        "too-hot", "temperature > 1.2 && gain < 0.05", "rollout.temperature", "/1.25",
+        "Rollouts are sampled so freely that little is learned from them.", "logprob_first", "up", 0.0,
     ),
     _skill(
         "certain-too-soon", "logprob_last > -0.02 && dead_last > dead_first + 0.1 && kl_last > 0.02",
@@ -65,6 +77,10 @@ BUILT_IN: tuple[Skill, ...] = (
     _skill(
         "on-a-leash", "kl_coef >= 0.1 && gain < 0.05", "learner.kl_coef", "0",
         "The pull to the start outweighs what is learned.", "kl_last", "up", 0.0,
+    ),
+    _skill(
+        "tight-clip", "clipped_last > 0.15 && kl_last < 0.01", "learner.clip_high", "x1.5",
+        "Many tokens are clipped although the policy hardly leaves its start.", "clipped_last", "down", 0.05,
     ),
     _skill(
         "too-slow", "kl_last < 0.01 && gain < 0.05 && dead_last < 0.8", "learner.learning_rate", "x3",

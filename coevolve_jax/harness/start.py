@@ -6,6 +6,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
+from coevolve_jax.envs.family import load
+
+TEST = "test"  # the split that is sealed until --final
 
 
 def without_harness(config: ConfigDict) -> ConfigDict:
@@ -15,19 +18,38 @@ def without_harness(config: ConfigDict) -> ConfigDict:
     )
 
 
+def _check_sealed(config: ConfigDict) -> None:
+    """Raises ValueError unless the splits of training and selection are apart from the test split.
+
+    Where the family has one scenario alone, its splits are of other tasks in it.
+    """
+    c = config.environment
+    scenarios = lambda split: {s.id for s in load(c.name, c.python).scenarios(split, c.to_dict())}
+    try:
+        sealed = scenarios(TEST)
+    except ValueError as error:
+        raise ValueError(
+            f"config.environment.name is {c.name!r}, which cannot give the split {TEST!r} that --final reads "
+            f"({str(error).rstrip('.')}): a campaign needs an environment with train, development and test."
+        ) from None
+    for key in ("train_split", "eval_split"):
+        if c[key] == TEST or (len(sealed) > 1 and sealed & scenarios(c[key])):
+            raise ValueError(
+                f"config.environment.{key} is {c[key]!r}, which has scenarios of the split {TEST!r}: a "
+                "campaign trains and selects on others, such as train and development, and --final reads "
+                "the test once."
+            )
+
+
 def settled(config: ConfigDict) -> ConfigDict:
     """The config of v000 with all that no lever may move by accident.
 
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
-    Raises ValueError where the evaluation would read the test split, and for held-out queries.
+    Raises ValueError where training or the evaluation would read the test split, and for held-out queries.
     """
     c = config
-    if c.environment.eval_split == "test":
-        raise ValueError(
-            "config.environment.eval_split is 'test': a campaign selects on another split, and --final reads "
-            "the test once."
-        )
+    _check_sealed(c)
     if c.evaluation.queries:
         raise ValueError(
             f"config.evaluation.queries is {c.evaluation.queries}: it must be 0 in a campaign, which would "

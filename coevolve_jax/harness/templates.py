@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coevolve_jax.diagnosis import expressions
+from coevolve_jax.diagnosis.rewards import TERMS
 from coevolve_jax.harness.registry import (
     ALIKE,
     MISSING,
@@ -43,7 +44,7 @@ def templates(tools: Collection[str], stops: Collection[str]) -> dict[str, str]:
     return {
         **{f"share_of_{t}": f"double(tools.filter(t, t == '{t}').size()) / double(calls)" for t in tools},
         **{f"stopped_by_{s}": f"stop == '{s}'" for s in stops},
-        **{name: f"double({name})" for name in COUNTS},
+        **{f"count_of_{name}": f"double({name})" for name in COUNTS},
         **{f"{a}_per_{b}": f"double({a}) / double({b})" for a, b in itertools.product(COUNTS, PER) if a != b},
         "logprob_mean": "logprob_mean",
         "tokens_per_message": "double(policy_tokens) / double(calls + malformed + turns)",
@@ -76,6 +77,8 @@ def checked(
             expressions.compile(c.formula, c.unit, names)
             if (c.unit, c.formula) in tried or c.id in taken:
                 raise expressions.ExpressionError(f"{c.id} was proposed before.")
+            if c.id in TERMS:
+                raise expressions.ExpressionError(f"{c.id} is the name of a reward term: choose another one.")
         except expressions.ExpressionError as error:
             say(f"A proposed diagnostic is left out: {error}")
             continue

@@ -2,7 +2,8 @@
 
     score     the mean difference to the parent on the selection set is at least one standard error
     target    the diagnostic that the hypothesis names has moved as it said
-    reward    not: the reward that is trained on rises while the success in training does not
+    reward    not: the reward that is trained on, by the version's terms, rises while the success in training
+              does not
     gating    no registered diagnostic that may refuse is newly at alert
     audit     an independent verifier refuses no more of the child's successes than of the parent's
 
@@ -45,7 +46,7 @@ def judge(
       parent, child: seed -> selection, of the same seeds.
       noise: standard deviation of one run's success between seeds, from a calibration.
       rules: the conditions that count, of RULES. "score" alone asks for any difference above 0.
-      expects: of the hypothesis. before, after: the rows of parent and child.
+      expects: of the hypothesis. before, after: the rows of parent and child, rewarded by the child's terms.
       alerts: gating diagnostics that are at alert for the child and were not for the parent.
       audit: None: not audited.
     """
@@ -145,8 +146,8 @@ def _reward(before: Mapping[str, float | None], after: Mapping[str, float | None
     return Rule(
         "reward",
         not hacked,
-        f"The reward trained on went from {_number(was)} to {_number(now)}, success in training from "
-        f"{_number(solved)} to {_number(solves)}.",
+        f"The reward by the version's terms went from {_number(was)} to {_number(now)}, success in training "
+        f"from {_number(solved)} to {_number(solves)}.",
     )
 
 

@@ -152,6 +152,8 @@ def test_shown_values_refuse_nothing():
 def test_what_the_parent_does_itself_is_not_refused():
     paid = configs.override(START, {"reward.terms": ("length:0.3",)})
     assert backtest(paid, configs.override(paid, {"learner.learning_rate": 9e-4}), [LONG]).refused is None
+    faster = backtest(paid, configs.override(paid, {"learner.learning_rate": 9e-4}), [CLOSE])
+    assert faster.checks["order"] == Check(0, 0, True)
     without = backtest(paid, configs.override(paid, {"reward.terms": ()}), [LONG])
     assert without.refused is None and without.forecast["live"] == 0.5  # the groups that it loses were paid
 

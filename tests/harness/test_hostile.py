@@ -1,6 +1,7 @@
 """Hostile proposers: whatever they say, a frozen key stays, and one sentence says why it is refused."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 
@@ -13,7 +14,7 @@ GOOD = Proposal(
     "v000", "learner.learning_rate", "x3", {"learner.learning_rate": 3e-5}, "It is slow.", "hostile",
     expects=Expectation("kl_last", "up", 0.001),
 )  # fmt: skip
-SEVERAL = {"lever": levers.SEVERAL, "move": ""}
+SEVERAL = {"lever": levers.DESIGN, "move": ""}
 UP = Expectation("kl_last", "up", 0.001)
 HOSTILE = {
     "a path as parent": {"parent": "../../store/x"},
@@ -31,6 +32,22 @@ HOSTILE = {
         **SEVERAL, "changes": {"reward.terms": ("tools.exists(t, t == 'held_out-0'):0.3",)},
     },
     "half of a lever": {**SEVERAL, "changes": {"rollout.group_size": 16}},
+    "several, none at all": {**SEVERAL, "changes": {}},
+    "several, one without effect": {**SEVERAL, "changes": {"learner.epochs": 2, "learner.filter_z": 1.92}},
+    "a whole number as a float": {
+        "lever": "learner.epochs", "move": "up", "changes": {"learner.epochs": 2.0},
+    },
+    "a switch for a number": {
+        "lever": "rollout.max_staleness", "move": "up", "changes": {"rollout.max_staleness": True},
+    },
+    "several, a float": {**SEVERAL, "changes": {"learner.epochs": 2.0}},
+    "a skill that is not there": {"skill": "trust-me"},
+    "a skill of another lever": {"skill": "on-a-leash"},
+    "a skill that does not hold": {
+        "lever": "rollout.temperature", "move": "x1.25", "changes": {"rollout.temperature": 1.25},
+        "skill": "no-noise",
+    },
+    "what JSON cannot hold": {"changes": {"learner.learning_rate": 3e-5j}},
     "no value of training": {"expects": dataclasses.replace(UP, diagnostic="success_on_selection")},
     "no direction": {"expects": dataclasses.replace(UP, direction="sideways")},
     "not a number": {"expects": dataclasses.replace(UP, least=float("nan"))},
@@ -66,6 +83,8 @@ class Proposes:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_proposal_is_refused_in_one_sentence_and_writes_nothing(name, started, monkeypatch):
     found, before = started
+    if HOSTILE[name].get("lever") == levers.DESIGN:
+        monkeypatch.setattr(found.parts._module, "SEVERAL", True, raising=False)
     monkeypatch.setattr(found.parts, "proposer", Proposes(dataclasses.replace(GOOD, **HOSTILE[name])))
     with pytest.raises(levers.Refused) as refused:
         found.run()
@@ -76,10 +95,56 @@ def test_a_hostile_proposal_is_refused_in_one_sentence_and_writes_nothing(name, 
 def test_the_same_proposal_without_what_is_hostile_passes(started, monkeypatch):
     found, _ = started
     several = dataclasses.replace(GOOD, **SEVERAL)
-    monkeypatch.setattr(found.parts, "proposer", Proposes(GOOD))
+    monkeypatch.setattr(found.parts, "proposer", Proposes(dataclasses.replace(GOOD, skill="too-slow")))
     assert found.parts.proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
     monkeypatch.setattr(found.parts, "proposer", Proposes(several))
-    assert found.parts.proposal("v001")["lever"] == levers.SEVERAL
+    with pytest.raises(levers.Refused, match="'search' is no open lever"):
+        found.parts.proposal("v001")  # its module does not say that it moves several
+    monkeypatch.setattr(found.parts._module, "SEVERAL", True, raising=False)
+    assert found.parts.proposal("v001")["lever"] == levers.DESIGN
+
+
+class TwoFaced(Mapping):
+    """Answers with a lever's key while it is checked, and with another one when it is written."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __iter__(self):
+        self.asked += 1
+        return iter(["learner.learning_rate" if self.asked < 3 else "environment.eval_split"])
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, key):
+        return 3e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherFile(Proposal):
+    """Is checked as one proposal, and writes another."""
+
+    def to_json(self):
+        return {**super().to_json(), "changes": {"environment.eval_split": "test"}}
+
+
+def test_what_is_written_is_what_was_checked(started, monkeypatch):
+    found, _ = started
+    fields = {field.name: getattr(GOOD, field.name) for field in dataclasses.fields(GOOD)}
+    for drawn in (OtherFile(**fields), dataclasses.replace(GOOD, changes=TwoFaced())):
+        monkeypatch.setattr(found.parts, "proposer", Proposes(drawn))
+        assert found.parts.proposal("v001")["changes"] == {"learner.learning_rate": 3e-5}
+
+
+def test_evidence_is_what_the_parent_showed_and_the_proposer_that_of_the_config(started, monkeypatch):
+    found, _ = started
+    for name, told in (("a person", "scripted"), ("scripted", "scripted")):
+        drawn = dataclasses.replace(GOOD, evidence={"kl_last": 99.0}, proposer=name)
+        monkeypatch.setattr(found.parts, "proposer", Proposes(drawn))
+        made = found.parts.proposal("v001")
+        assert made["evidence"] == {"kl_last": found.versions.row("v000")["kl_last"]}
+        assert made["proposer"] == told
 
 
 def test_a_proposer_that_writes_into_the_configs_that_it_is_shown_changes_none(started, monkeypatch):

@@ -13,6 +13,7 @@ from coevolve_jax.config import keys
 from coevolve_jax.diagnosis import rewards
 from coevolve_jax.harness import levers
 from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.templates import templates
 from tests.harness.support import config
 
 CONFIG = config("none")
@@ -66,6 +67,17 @@ def test_reward_terms_stay_small_and_can_always_shrink():
     assert {move.split()[0] for move in lever.moves(found)} == {"remove", "halve"}
     heavy = config("length_pay")
     assert set(lever.moves(heavy)) == {"remove length", "halve length"}
+
+
+def test_a_new_term_never_pays_for_calls_that_fail():
+    """The template of the same count has a name of its own, so it hides no term."""
+    counts = {name: (formula, False) for name, formula in templates((), ()).items()}
+    lever = levers.table(CONFIG, counts)["reward.terms"]
+    assert counts.keys().isdisjoint(rewards.TERMS)
+    assert {f"add {name}" for name in (*rewards.TERMS, *counts)} == lever.moves(CONFIG).keys()
+    for what in rewards.TERMS:
+        ((text,),) = lever.moves(CONFIG)[f"add {what}"].values()
+        assert text == f"{what}:{'-' if what in ('errors', 'repeats', 'malformed') else ''}0.1"
 
 
 def test_a_registered_diagnostic_may_become_a_term_against_what_failures_have():

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import levers, skills
@@ -39,6 +40,32 @@ def test_a_move_that_was_promoted_goes_on_until_it_is_refused():
     second = Seen("v002", dataclasses.replace(again), "rejected", "", 0.5, {})
     other = proposed(first, second)
     assert other.parent == "v001" and other.lever != RATE
+
+
+def test_after_three_failures_in_a_row_another_layer_is_moved():
+    def failed(number, lever):
+        moved = dataclasses.replace(FASTER, lever=lever, move="x3", skill="")
+        return Seen(f"v{number:03d}", moved, "rejected", "", 0.4, {})
+
+    tried = [failed(n, "learner.max_grad_norm") for n in (1, 2, 3)]
+    assert proposed(*tried[:2]).lever == RATE  # the skill that holds
+    layer = levers.table(config("slow"))[proposed(*tried).lever].layer
+    assert layer != "optimiser"
+    better = Seen("v001", FASTER, "promoted", "", 0.5, SLOW)
+    assert proposed(tried[0], better, *tried[1:]).lever == RATE  # two in a row
+
+
+@pytest.mark.parametrize(
+    ("row", "moves"),
+    [
+        ({"truncated": 0.3}, ["rollout.max_length x2", "rollout.max_new_tokens x2", "rollout.max_steps x2"]),
+        ({"temperature": 1.25, "gain": 0.0}, ["rollout.temperature /1.25"]),
+        ({"temperature": 1.0, "gain": 0.0}, []),
+        ({"clipped_last": 0.3, **SLOW}, ["learner.clip_high x1.5", f"{RATE} x3"]),
+    ],
+)
+def test_the_built_in_skills_name_the_moves_for_a_symptom_in_order(row, moves):
+    assert [f"{s.lever} {s.move}" for s in skills.holding(skills.BUILT_IN, row)] == moves
 
 
 def test_a_skill_that_holds_comes_first_and_a_refused_move_does_not_go_on():

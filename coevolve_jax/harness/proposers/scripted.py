@@ -1,9 +1,11 @@
-"""Follows skills. Where none holds: the parent's own move again, else the layer that has rested longest."""
+"""Follows skills. Where none holds: the parent's own move again, else the layer that has rested longest.
+
+After three failures in a row it tries another layer than theirs.
+"""
 
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatch
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -13,15 +15,17 @@ from coevolve_jax.harness.proposers.base import History
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.skills import holding
 
+FAILURES = 3
+
 
 class Scripted:
     """The proposer without a language model."""
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
         parent = history.best
-        new = history.new_moves(parent.id)
+        new = self._elsewhere(history, history.new_moves(parent.id))
         for skill in holding(history.skills, parent.row):
-            known = [(x, move) for x, move in new if x == skill.lever and fnmatch(move, skill.move)]
+            known = [found for found in new if skill.says(*found)]
             if found := history.first_that_runs(parent.id, known):
                 return Proposal(
                     parent.id,
@@ -55,6 +59,13 @@ class Scripted:
             proposer="scripted",
             expects=Expectation("success_last", "up"),
         )
+
+    def _elsewhere(self, history: History, moves: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """After FAILURES in a row: the moves of other layers, if there are any."""
+        last = [v.proposal.lever for v in history.versions[-FAILURES:] if v.proposal and v.kind != "promoted"]
+        layers = {history.levers[lever].layer for lever in last if lever in history.levers}
+        others = [found for found in moves if history.levers[found[0]].layer not in layers]
+        return others or moves if len(last) == FAILURES else moves
 
     def _rested(self, history: History, lever: str) -> tuple[int, int]:
         """(number of the last version that moved the lever's layer, the layer's place)."""

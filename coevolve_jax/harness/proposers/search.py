@@ -1,7 +1,8 @@
 """Search without a loop: a Latin hypercube over the levers, drawn before any version is trained.
 
 Each version starts from v000 and moves every lever to one of its values. Over the campaign each lever's moves
-come about equally often. The best score wins: what a sweep of equal cost would find.
+come about equally often. A point that is v000 itself is left out. The best score wins: what a sweep of equal
+cost would find.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.harness.levers import SEVERAL, Refused, changed
+from coevolve_jax.harness.levers import DESIGN, Refused, check_effect
 from coevolve_jax.harness.proposers.base import History
 from coevolve_jax.harness.records import Proposal
 from coevolve_jax.seeding import rng_for
 
 RULES = ("score",)
 BACKTEST = False
+SEVERAL = True
 
 
 class Search:
@@ -25,22 +27,28 @@ class Search:
         self._versions, self._seed = versions, seed
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
+        first = len(history.versions) - 1
+        points = (self._point(history, (first + i) % self._versions) for i in range(self._versions))
+        return next((point for point in points if point.changes), None)
+
+    def _point(self, history: History, number: int) -> Proposal:
+        """A point of the design. It changes nothing where it is the start itself."""
         start = history.versions[0].id
-        number = len(history.versions) - 1
-        config, changes, told = history.configs[start], {}, []
-        for lever in history.levers.values():
+        config, changes, told = history.configs[start], {}, {}
+        for lever in 2 * [*history.levers.values()]:  # some have an effect only after later ones are moved
             values = [None, *lever.moves(config)]
             order = rng_for(self._seed, f"search {lever.name}").permutation(self._versions)
-            name = values[order[number % self._versions] * len(values) // self._versions]
-            if name is None:
+            name = values[order[number] * len(values) // self._versions]
+            if name is None or lever.name in told:
                 continue
             try:
-                changed(config, changes | lever.moves(config)[name])
+                check_effect(config, changes | lever.moves(config)[name])
             except Refused:
                 continue  # it does not go with the levers before it
             changes |= lever.moves(config)[name]
-            told.append(f"{lever.name} {name}")
-        return Proposal(start, SEVERAL, "; ".join(told), changes, "A point of the design.", "search")
+            told[lever.name] = name
+        move = "; ".join(f"{lever} {name}" for lever, name in told.items())
+        return Proposal(start, DESIGN, move, changes, "A point of the design.", "search")
 
 
 def make(config: ConfigDict) -> Search:

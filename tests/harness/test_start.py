@@ -1,0 +1,45 @@
+"""The config of v000: no split that training or selection reads meets the sealed test."""
+
+import pytest
+
+from coevolve_jax.harness import start
+from tests.harness.support import config
+
+APPWORLD = {"name": "appworld", "train_split": "own_train", "eval_split": "own_development"}
+
+
+def given(**environment):
+    c = config()
+    c.environment.update(environment)
+    return c
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"eval_split": "test"}, "eval_split is 'test', which has scenarios of the split 'test'"),
+        ({"eval_split": "evaluation"}, "eval_split is 'evaluation'.*such as train and development"),
+        ({"eval_split": "sequential_test"}, "eval_split is 'sequential_test'"),
+        ({"train_split": "test"}, "train_split is 'test'"),
+        ({"train_split": "evaluation"}, "train_split is 'evaluation'"),
+        ({"train_split": "sequential_train"}, "train_split is 'sequential_train'"),
+        (APPWORLD, "name is 'appworld', which cannot give the split 'test'.*AppWorld has no split 'test'"),
+    ],
+)
+def test_a_campaign_neither_trains_nor_selects_on_test_scenarios(environment, says):
+    with pytest.raises(ValueError, match=f"^config.environment.{says}"):
+        start.settled(given(**environment))
+
+
+def test_splits_apart_from_the_test_and_a_family_of_one_scenario_pass(monkeypatch):
+    start.settled(given())
+    (one,) = start.load("bfcl").scenarios("train")[:1]
+
+    class Single:
+        def scenarios(self, split, settings):
+            return [one]
+
+    monkeypatch.setattr(start, "load", lambda name, python: Single())
+    start.settled(given())
+    with pytest.raises(ValueError, match="eval_split is 'test'"):
+        start.settled(given(eval_split="test"))
