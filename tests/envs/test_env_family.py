@@ -140,12 +140,15 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tm
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.startswith("The environment 'bfcl' lacks a package (No module named 'bfcl_eval")
     assert told.stdout.endswith("): python experiments/set_up.py bfcl installs it.\n")
-    (tmp_path / "own_game.py").write_text(
+    (tmp_path / "own_family").mkdir()
+    (tmp_path / "own_family" / "game.py").write_text(
         "def scenarios(split, settings):\n    import doorworld\ntasks = tools = make = scenarios\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"'own_game' lacks a package \(No .* 'doorworld'\): install it\."):
-        envs.load("own_game").scenarios("train", {})
+    with pytest.raises(
+        ValueError, match=r"'own_family.game' lacks a package \(No .* 'doorworld'\): install it\."
+    ):
+        envs.load("own_family.game").scenarios("train", {})
 
 
 def test_what_fails_under_the_other_interpreter_is_said(doors):
