@@ -23,7 +23,7 @@ from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
 from coevolve_jax.seeding import rng_for
 
-JUDGE = ("environment.", "evaluation.", "model.")  # what no version may change
+JUDGE = ("environment.", "evaluation.", "model")  # what no version may change
 CANARY = "The start's policy is scored differently under this version's config: a lever moved the judge."
 STAND_IN = "scripted"  # the proposer that goes on where a model gives no answer
 # Values by which a hypothesis aims at fewer live groups, by their direction.
