@@ -49,6 +49,7 @@ _FINAL = flags.DEFINE_bool(
     "final", False, "At the end: train start and selected harness anew, read the test, once."
 )
 _FINAL_SEEDS = flags.DEFINE_string("final_seeds", "100:108", "Fresh seeds of --final.")
+_FINAL_SPLIT = flags.DEFINE_string("final_split", "test", "Split of the environment that --final reads.")
 _REOPEN = flags.DEFINE_bool("reopen", False, "Read the test once more; the page says so.")
 flags.mark_flags_as_required(["config", "workdir"])
 
@@ -87,6 +88,8 @@ def run() -> int:
     changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
     config = start.settled(configs.override(config, changes))
     folder = Path(_WORKDIR.value)
+    if (_REPLAY.value or _APPROVE.value or _REFUSE.value) and not (folder / "campaign.json").exists():
+        raise ValueError(f"--workdir={folder} holds no campaign.json: name the folder of a campaign.")
     told = {
         "command": f"{shipped.command('harness')} {shlex.join(sys.argv[1:])}",
         "machine": cells.machine(),
@@ -109,7 +112,7 @@ def run() -> int:
         page = lambda: report.write_report(folder)
         evolution = loop.Evolution(found, config, store, say, page)
         if _REPLAY.value:
-            differences = evolution.replay()
+            differences = [*evolution.replay(), *final.differences(evolution)]
             print("\n".join(differences) or "Everything is as the runs give it.")
             return 1 if differences else 0
         if version := _APPROVE.value or _REFUSE.value:
@@ -121,8 +124,8 @@ def run() -> int:
         print(summary.table(evolution))
         if _FINAL.value:
             fresh = plan.parse_seeds(_FINAL_SEEDS.value)
-            final.open_test(evolution, fresh, told, _REOPEN.value)
-            final.read(evolution, fresh)
+            final.open_test(evolution, fresh, told, _REOPEN.value, _FINAL_SPLIT.value)
+            final.read(evolution, fresh, _FINAL_SPLIT.value)
             page()
             print(final.table(final.result_of(folder)))
     return 0
