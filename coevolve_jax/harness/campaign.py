@@ -7,6 +7,7 @@
     versions/v003/runs/  links to its runs in the store
     llm_calls.jsonl    the questions of a proposer that asks a model, and the answers
     approved/          a person's decisions (--gate)
+    ended.json         where nothing was left to propose
     final/             the test, read once
 
 Every file of versions/ is written once, by a rename that cannot replace another, and is read-only then. Its
@@ -32,7 +33,7 @@ PROGRAMS = ("main.py", "evaluate.py", "compare_gradients.py")  # of experiments/
 PARTS = ("proposal", "backtest", "smoke", "evidence", "verdict", "learned")
 START = "v000"
 READ = ("final/readings.csv", "final/final.json")  # written anew each time that the test is read
-QUESTIONS = "llm_calls.jsonl"
+QUESTIONS, ENDED = "llm_calls.jsonl", "ended.json"
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
 
@@ -206,7 +207,9 @@ class Campaign:
 
     def end(self) -> None:
         """Says that nothing is left to propose: the campaign is over."""
-        self._append({"event": "ended"})
+        path = self.folder / ENDED
+        self._once(path, {"why": "Nothing is left to propose."})
+        self._append({"event": "ended", "file": ENDED, "sha256": sha256(path)})
 
     def tell_final(self, *names: str) -> None:
         """Writes the events of files of final/ that were made anew."""
@@ -241,7 +244,8 @@ class Campaign:
             for version in self.versions()
             for part in PARTS
         }
-        for event, pattern in (("decided", "approved/v*.json"), ("opened", "final/opened*.json")):
+        others = ("decided", "approved/v*.json"), ("opened", "final/opened*.json"), ("ended", ENDED)
+        for event, pattern in others:
             for path in sorted(self.folder.glob(pattern)):
                 who = {"version": path.name.partition("_")[0]} if event == "decided" else {}
                 found[str(path.relative_to(self.folder))] = {"event": event, **who}

@@ -221,6 +221,9 @@ def test_nothing_is_trained_after_the_end_or_a_reading_of_the_test(tmp_path, mon
     monkeypatch.setattr(found.parts, "proposer", Nothing())
     found.run()
     assert found.campaign.next() is None
+    cut(found.campaign.folder, -1)  # as a kill leaves it, or who would go on
+    found.run()
+    assert found.campaign.next() is None and found.campaign.events()[-1]["event"] == "ended"
     found.campaign.write_final("opened.json", {"seeds": [1]})
     assert found.campaign.next() is None
 
