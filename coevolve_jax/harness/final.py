@@ -114,7 +114,10 @@ def open_test(
                 f"config.engine.{key} is {config.engine[key]!r} and --final reads with {needed!r}, so its "
                 "numbers are not those of the campaign: begin one with that."
             )
-    store.held_out(TEST_SEED, split)  # while nothing is written that says that the test was read
+    try:
+        store.held_out(TEST_SEED, split)  # while nothing is written that says that the test was read
+    except ValueError as error:
+        raise ValueError(f"{error} --final_split names the split, where it is another one.") from None
     number = max(len(before), len(noted)) + 1
     name = "opened.json" if number == 1 else f"opened_{number}.json"
     row = {**own, **opened, "number": number}

@@ -51,7 +51,7 @@ def ended(over):
 @pytest.mark.parametrize(
     ("split", "keys", "says"),
     [
-        ("other", {}, "The other tasks cannot be made: .*there is no split 'other'"),
+        ("other", {}, "The other tasks cannot be made: .*no split 'other' --final_split names"),
         ("train", {}, "--final_split=train is a split that the campaign has used"),
         ("development", {}, "--final_split=development is a split that the campaign has used"),
         ("test", {"engine.name": "sglang"}, "config.engine.name is 'sglang' and --final reads with 'native'"),
