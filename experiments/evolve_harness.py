@@ -49,7 +49,6 @@ _FINAL = flags.DEFINE_bool(
     "final", False, "At the end: train start and selected harness anew, read the test, once."
 )
 _FINAL_SEEDS = flags.DEFINE_string("final_seeds", "100:108", "Fresh seeds of --final.")
-_FINAL_SPLIT = flags.DEFINE_string("final_split", "test", "Split of the environment that --final reads.")
 _REOPEN = flags.DEFINE_bool("reopen", False, "Read the test once more; the page says so.")
 flags.mark_flags_as_required(["config", "workdir"])
 
@@ -124,8 +123,8 @@ def run() -> int:
         print(summary.table(evolution))
         if _FINAL.value:
             fresh = plan.parse_seeds(_FINAL_SEEDS.value)
-            final.open_test(evolution, fresh, told, _REOPEN.value, _FINAL_SPLIT.value)
-            final.read(evolution, fresh, _FINAL_SPLIT.value)
+            final.open_test(evolution, fresh, told, _REOPEN.value)
+            final.read(evolution, fresh)
             page()
             print(final.table(final.result_of(folder)))
     return 0

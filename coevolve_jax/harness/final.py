@@ -33,7 +33,7 @@ from coevolve_jax.harness.loop import UNREADABLE, Evolution, reason
 from coevolve_jax.harness.store import Question, answer
 from coevolve_jax.records.files import read_lines, write_text
 
-TEST_SEED = 4321  # of the test tasks
+TEST, TEST_SEED = "test", 4321  # split and seed of the test tasks
 
 
 class Protocol(NamedTuple):
@@ -75,66 +75,56 @@ class Reading(NamedTuple):
     success: float
 
 
-def open_test(
-    evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, Any], reopen: bool, split: str = "test"
-) -> None:
+def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, Any], reopen: bool) -> None:
     """Writes final/opened.json. Each opening stands in the campaign, and in its store, for ever.
 
-    Raises ValueError for a second opening without `reopen`, while the campaign goes on, and where the split
-    or the engine cannot be read. Then nothing is opened.
+    Raises ValueError for a second opening without `reopen`, while the campaign goes on, and where the test
+    cannot be made or the engine is another one. Then nothing is opened.
     """
     campaign, store, config = evolution.campaign, evolution.store, evolution.versions.config(START)
     if campaign.next() is not None:
         raise ValueError("The campaign is not over, so its test stays sealed: run it to its end first.")
     before = sorted((campaign.folder / "final").glob("opened*.json"))
-    noted = [note for note in openings(evolution, split) if note["campaign"] == _name(evolution)]
+    noted = [note for note in openings(evolution) if note["campaign"] == _name(evolution)]
     own = {
         "versions": {"start": START, "selected": campaign.selected()},
         "fresh_seeds": list(fresh),
-        "split": split,
     }
     last = json.loads(before[-1].read_text()) if before else {}
     if before and own.items() <= last.items():
-        return _note(evolution, split, last)  # the same command goes on
+        return _note(evolution, last)  # the same command goes on
     if shared := sorted(set(fresh) & set(evolution.settings.seeds)):
         raise ValueError(f"--final_seeds names {shared[0]}, a seed of the campaign: name fresh ones.")
     if (before or noted) and not reopen:
         raise ValueError(
-            f"{before[-1] if before else store.openings(TEST_SEED, split)} says that the test was read "
-            f"already (openings in the store: {len(openings(evolution, split))}): a second reading needs "
+            f"{before[-1] if before else store.openings(TEST_SEED, TEST)} says that the test was read "
+            f"already (openings in the store: {len(openings(evolution))}): a second reading needs "
             "--reopen, and the page will say so."
         )
-    if before and last.get("split", split) != split:
-        raise ValueError(f"The campaign has read the split {last['split']}: leave out --final_split={split}.")
-    if split in (config.environment.train_split, config.environment.eval_split):
-        raise ValueError(f"--final_split={split} is a split that the campaign has used: name another one.")
     for key, needed in ENGINE.items():
         if config.engine[key] != needed:
             raise ValueError(
                 f"config.engine.{key} is {config.engine[key]!r} and --final reads with {needed!r}, so its "
                 "numbers are not those of the campaign: begin one with that."
             )
-    try:
-        store.held_out(TEST_SEED, split)  # while nothing is written that says that the test was read
-    except ValueError as error:
-        raise ValueError(f"{error} --final_split names the split, where it is another one.") from None
+    store.held_out(TEST_SEED, TEST)  # while nothing is written that says that the test was read
     number = max(len(before), len(noted)) + 1
     name = "opened.json" if number == 1 else f"opened_{number}.json"
     row = {**own, **opened, "number": number}
     campaign.write_final(name, row)
-    _note(evolution, split, row)
+    _note(evolution, row)
 
 
-def openings(evolution: Evolution, split: str) -> list[dict[str, Any]]:
+def openings(evolution: Evolution) -> list[dict[str, Any]]:
     """The notes of all openings of this test by campaigns of the store."""
-    notes = sorted(evolution.store.openings(TEST_SEED, split).glob("*.json"))
+    notes = sorted(evolution.store.openings(TEST_SEED, TEST).glob("*.json"))
     return [json.loads(path.read_text()) for path in notes]
 
 
-def _note(evolution: Evolution, split: str, opened: Mapping[str, Any]) -> None:
+def _note(evolution: Evolution, opened: Mapping[str, Any]) -> None:
     """Notes an opening in the store, once: another campaign, or the same one begun anew, finds it there."""
     who = hashlib.sha256(_name(evolution).encode()).hexdigest()[:12]
-    path = evolution.store.openings(TEST_SEED, split) / f"{who}_{opened.get('number', 1)}.json"
+    path = evolution.store.openings(TEST_SEED, TEST) / f"{who}_{opened.get('number', 1)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({"campaign": _name(evolution), **opened}, indent=1))
 
@@ -143,14 +133,14 @@ def _name(evolution: Evolution) -> str:
     return str(evolution.campaign.folder.absolute())
 
 
-def read(evolution: Evolution, fresh: Sequence[int], split: str = "test") -> list[Reading]:
+def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     """Trains both harnesses on the fresh seeds and reads all runs. Goes on where it was killed."""
     campaign, store = evolution.campaign, evolution.store
     folder, own = campaign.folder / "final", evolution.versions.config(START)
     if failed := store.begin(fresh):
         seed, why = next(iter(failed.items()))
         raise ValueError(f"The start of the fresh seed {seed} failed: {why}")
-    tasks = store.held_out(TEST_SEED, split)
+    tasks = store.held_out(TEST_SEED, TEST)
     campaign.link(Path("final/tasks"), TEST_SEED, tasks)
     raw = [f"tasks/seed_{TEST_SEED}/held_out.jsonl"]
     for harness, version in {"start": START, "selected": campaign.selected()}.items():
@@ -173,7 +163,7 @@ def read(evolution: Evolution, fresh: Sequence[int], split: str = "test") -> lis
         writer.writerow(Reading._fields)
         writer.writerows(found)
     (folder / "readings.csv.tmp").replace(folder / "readings.csv")
-    told = {**result(found), "openings": len(openings(evolution, split))}
+    told = {**result(found), "openings": len(openings(evolution))}
     write_text(folder / "final.json", json.dumps(told, indent=1))
     raw += sorted(f"readings/{path.name}" for path in (folder / "readings").glob("*.json"))
     campaign.tell_final(*raw, "readings.csv", "final.json")  # the last one says that it is read

@@ -16,11 +16,13 @@ from tests.harness.support import Kept, config, cut, evolution, rehash
 
 
 class Lacking(Kept):
-    """The made-up trainer of an environment without the split "other"."""
+    """The made-up trainer of an environment that lacks a split."""
+
+    lacks = ""
 
     def launch(self, jobs, side_by_side):
-        if any(job.config.environment.eval_split == "other" for job in jobs):
-            return {job.workdir: "exit status 1: there is no split 'other'" for job in jobs}
+        if any(job.config.environment.eval_split == self.lacks for job in jobs):
+            return {job.workdir: f"exit status 1: there is no split {self.lacks!r}" for job in jobs}
         return super().launch(jobs, side_by_side)
 
 
@@ -49,21 +51,20 @@ def ended(over):
 
 
 @pytest.mark.parametrize(
-    ("split", "keys", "says"),
+    ("lacks", "keys", "says"),
     [
-        ("other", {}, "The other tasks cannot be made: .*no split 'other' --final_split names"),
-        ("train", {}, "--final_split=train is a split that the campaign has used"),
-        ("development", {}, "--final_split=development is a split that the campaign has used"),
-        ("test", {"engine.name": "sglang"}, "config.engine.name is 'sglang' and --final reads with 'native'"),
-        ("test", {"engine.matmul_dtype": "bfloat16"}, "config.engine.matmul_dtype is 'bfloat16'"),
+        ("test", {}, "The test tasks cannot be made: .*there is no split 'test'"),
+        ("", {"engine.name": "sglang"}, "config.engine.name is 'sglang' and --final reads with 'native'"),
+        ("", {"engine.matmul_dtype": "bfloat16"}, "config.engine.matmul_dtype is 'bfloat16'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_before_the_test_is_opened(split, keys, says, over, monkeypatch):
+def test_what_cannot_be_read_is_refused_before_the_test_is_opened(lacks, keys, says, over, kept, monkeypatch):
     other = configs.override(over.versions.config("v000"), keys)
     monkeypatch.setattr(over.versions, "config", lambda version: other)
+    monkeypatch.setattr(kept, "lacks", lacks)
     with pytest.raises(ValueError, match=says):
-        final.open_test(over, [100], {}, False, split)
-    assert not (over.campaign.folder / "final").exists() and final.openings(over, split) == []
+        final.open_test(over, [100], {}, False)
+    assert not (over.campaign.folder / "final").exists() and final.openings(over) == []
 
 
 def test_both_sides_of_the_luck_of_tasks_are_read_at_the_temperature_of_the_campaign():
@@ -216,7 +217,7 @@ def test_a_reading_that_was_changed_is_found_and_never_read_again(ended):
 
 def test_a_reading_that_was_taken_away_stands_in_the_store(ended):
     folder, events = ended.campaign.folder, ended.campaign.events()
-    before = len(final.openings(ended, "test"))
+    before = len(final.openings(ended))
     shutil.rmtree(folder / "final")
     cut(folder, [event["event"] for event in events].index("opened"))
     ended.run()
@@ -228,4 +229,4 @@ def test_a_reading_that_was_taken_away_stands_in_the_store(ended):
     result = final.result_of(folder)
     assert result["openings"] == before + 1 and final.table(result).endswith(f" {before + 1}")
     other = evolution(folder.with_name("other"), "slow", versions=2)  # begun anew over the same store
-    assert len(final.openings(other, "test")) == before + 1
+    assert len(final.openings(other)) == before + 1
