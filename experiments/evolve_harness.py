@@ -87,6 +87,8 @@ def run() -> int:
     changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
     config = start.settled(configs.override(config, changes))
     folder = Path(_WORKDIR.value)
+    if (_REPLAY.value or _APPROVE.value or _REFUSE.value) and not (folder / "campaign.json").exists():
+        raise ValueError(f"--workdir={folder} holds no campaign.json: name the folder of a campaign.")
     told = {
         "command": f"{shipped.command('harness')} {shlex.join(sys.argv[1:])}",
         "machine": cells.machine(),
@@ -109,7 +111,7 @@ def run() -> int:
         page = lambda: report.write_report(folder)
         evolution = loop.Evolution(found, config, store, say, page)
         if _REPLAY.value:
-            differences = evolution.replay()
+            differences = [*evolution.replay(), *final.differences(evolution)]
             print("\n".join(differences) or "Everything is as the runs give it.")
             return 1 if differences else 0
         if version := _APPROVE.value or _REFUSE.value:

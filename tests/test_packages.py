@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "loop": ALL,
     "harness": (
         "types",
+        "shipped",
         "envs.base",
         "envs.family",
         "envs.worker_pool",

@@ -7,6 +7,7 @@
     versions/v003/runs/  links to its runs in the store
     llm_calls.jsonl    the questions of a proposer that asks a model, and the answers
     approved/          a person's decisions (--gate)
+    ended.json         where nothing was left to propose
     final/             the test, read once
 
 Every file of versions/ is written once, by a rename that cannot replace another, and is read-only then. Its
@@ -19,17 +20,20 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax import shipped
 from coevolve_jax.diagnosis import expressions
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = shipped.PACKAGE
+PROGRAMS = ("main.py", "evaluate.py", "compare_gradients.py")  # of experiments/, which launch.py starts
 PARTS = ("proposal", "backtest", "smoke", "evidence", "verdict", "learned")
 START = "v000"
 READ = ("final/readings.csv", "final/final.json")  # written anew each time that the test is read
+QUESTIONS, ENDED = "llm_calls.jsonl", "ended.json"
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 
 
@@ -116,8 +120,8 @@ class Campaign:
                 told = row["previous"]
             except (ValueError, KeyError, TypeError):
                 raise Tampered(f"{self._events}, line {number} is no event: restore it.") from None
-            if told != before:
-                raise Tampered(f"{self._events}, line {number}: a line before it was changed or removed.")
+            if told != before or row.get("n") != number - 1:
+                raise Tampered(f"{self._events}, line {number}: a line up to here was changed or removed.")
             found.append(row)
             before = _sha(line.encode())
         return found
@@ -152,6 +156,8 @@ class Campaign:
 
     def _append(self, row: Mapping[str, Any]) -> None:
         lines = self._lines()
+        if (asked := self.folder / QUESTIONS).exists():
+            row = {**row, "asked": beginning(asked)}
         line = json.dumps({"n": len(lines), **row, "previous": _sha(lines[-1].encode()) if lines else ""})
         with open(self._events, "a") as file:
             file.truncate(sum(len(whole.encode()) + 1 for whole in lines))  # cuts off half a line
@@ -161,14 +167,14 @@ class Campaign:
 
     def llm_calls(self) -> list[dict[str, Any]]:
         """The whole lines of llm_calls.jsonl."""
-        path = self.folder / "llm_calls.jsonl"
+        path = self.folder / QUESTIONS
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def add_llm_calls(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends to llm_calls.jsonl, after its last whole line."""
         before = "".join(json.dumps(row) + "\n" for row in self.llm_calls())
-        with open(self.folder / "llm_calls.jsonl", "a") as file:
+        with open(self.folder / QUESTIONS, "a") as file:
             file.truncate(len(before.encode()))
             file.write("".join(json.dumps(dict(row)) + "\n" for row in rows))
 
@@ -201,7 +207,9 @@ class Campaign:
 
     def end(self) -> None:
         """Says that nothing is left to propose: the campaign is over."""
-        self._append({"event": "ended"})
+        path = self.folder / ENDED
+        self._once(path, {"why": "Nothing is left to propose."})
+        self._append({"event": "ended", "file": ENDED, "sha256": sha256(path)})
 
     def tell_final(self, *names: str) -> None:
         """Writes the events of files of final/ that were made anew."""
@@ -209,47 +217,70 @@ class Campaign:
             path = self.folder / "final" / name
             self._append({"event": "read", "file": f"final/{name}", "sha256": sha256(path)})
 
-    def mend(self) -> None:
+    def mend(self, differences: Callable[[str, str], Sequence[str]]) -> None:
         """Completes what a kill has left: the event of the last file, and half-written files.
 
-        Raises Tampered where more than one file has no event.
+        differences: (version, part) -> sentences on how a part differs from what the runs give.
+
+        Raises Tampered where more than one file has no event, or where the one differs.
         """
-        told = {row["file"] for row in self.events() if "file" in row}
-        files = [self.path(version, part) for version in self.versions() for part in PARTS]
-        lost = [p for p in files if p.exists() and str(p.relative_to(self.folder)) not in told]
-        if len(lost) > 1:
-            raise Tampered(
-                f"{self._events} lacks the event of {lost[0].relative_to(self.folder)}: restore it."
-            )
+        lost, told = self._without_event(), {row.get("file") for row in self.events()}
+        if len(lost) > 1 or lost.keys() & told or {"event": "read"} in lost.values():  # no kill leaves these
+            raise Tampered(f"{self._events} lacks the event of {next(iter(lost))}: restore it.")
         for version in self.versions():
             for half in (self.folder / "versions" / version).glob(".*.json.*"):
                 half.unlink()
-            for part in PARTS:
-                path = self.path(version, part)
-                if path.exists() and str(path.relative_to(self.folder)) not in told:
-                    self._tell(part, version)
-        for event, pattern in (("decided", "approved/v*.json"), ("opened", "final/opened*.json")):
+        for name, event in lost.items():
+            self._check_files()  # what it is compared with
+            if event["event"] in PARTS and (told := differences(event["version"], event["event"])):
+                raise Tampered(f"{told[0]} Its event is missing too: restore both.")
+            self._append({**event, "file": name, "sha256": sha256(self.folder / name)})
+
+    def _without_event(self) -> dict[str, dict[str, str]]:
+        """Name of each file that should have an event and has none -> what the event should say."""
+        rows = self.events()
+        found = {
+            f"versions/{version}/{part}.json": {"event": part, "version": version}
+            for version in self.versions()
+            for part in PARTS
+        }
+        others = ("decided", "approved/v*.json"), ("opened", "final/opened*.json"), ("ended", ENDED)
+        for event, pattern in others:
             for path in sorted(self.folder.glob(pattern)):
-                if (name := str(path.relative_to(self.folder))) not in told:
-                    who = {"version": path.name.partition("_")[0]} if event == "decided" else {}
-                    self._append({"event": event, **who, "file": name, "sha256": sha256(path)})
+                who = {"version": path.name.partition("_")[0]} if event == "decided" else {}
+                found[str(path.relative_to(self.folder))] = {"event": event, **who}
+        if _was_read(rows):
+            names = (f"final/readings/{p.name}" for p in self.folder.glob("final/readings/*.json"))
+            found |= {name: {"event": "read"} for name in (*names, *READ)}
+        told = {row["file"]: row for row in rows if "file" in row}
+        lost = lambda name: not found[name].items() <= told.get(name, {}).items()
+        return {name: found[name] for name in found if (self.folder / name).exists() and lost(name)}
 
     # ---- what may not change -------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises Tampered, which names the file, for anything that is not as it was written."""
+        for name in self._without_event():
+            raise Tampered(f"{name} has no event in {self._events}: restore that file.")
+        self._check_files()
+
+    def _check_files(self) -> None:
         events = self.events()
+        if not events:
+            raise Tampered(f"{self._events} holds no event: restore it, or run the campaign first.")
         told = {row["file"]: row["sha256"] for row in events if "file" in row}  # the last event counts
-        final = [row["event"] for row in events if row.get("file", "").startswith("final/")]
-        if final[-1:] == ["opened"]:
+        if not _was_read(events):
             told = {name: told[name] for name in told if name not in READ}  # the test is being read again
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
+        asked = next((row["asked"] for row in reversed(events) if "asked" in row), None)
+        if asked and beginning(self.folder / QUESTIONS, asked["bytes"]) != asked:
+            raise Tampered(f"{QUESTIONS} lacks questions that were asked, or they were changed: restore it.")
         for version in self.versions():
             for name, digest in ((self.read(version, "evidence") or {}).get("files") or {}).items():
                 _same(self.folder / (name := f"versions/{version}/runs/{name}"), digest, name)
         for name, digest in json.loads((self.folder / "frozen.json").read_text()).items():
-            code = name.startswith(PACKAGE.name + "/")
+            code = name.startswith((f"{PACKAGE.name}/", "experiments/"))
             _same((PACKAGE.parent if code else self.folder) / name, digest, name)
 
     @contextmanager
@@ -292,7 +323,7 @@ def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
 
 
 def freeze(campaign: Campaign, files: Iterable[str]) -> None:
-    """Writes frozen.json, once: the sha256 of this package, of campaign.json and of these files.
+    """Writes frozen.json, once: the sha256 of the source, of campaign.json and of these files.
 
     files: relative to the campaign's folder.
     """
@@ -306,21 +337,34 @@ def freeze(campaign: Campaign, files: Iterable[str]) -> None:
 
 
 def source() -> list[Path]:
-    """The files of this package that decide what a run computes, sorted."""
-    return sorted(p for kind in ("*.py", "*.md") for p in PACKAGE.rglob(kind))
+    """The files of this package, and PROGRAMS, that decide what a run computes and how it is read, sorted."""
+    own = (p for kind in ("*.py", "*.md", "*.jinja") for p in PACKAGE.rglob(kind))
+    return sorted({*own, *(shipped.ROOT / "experiments" / name for name in PROGRAMS)})
 
 
 def code() -> str:
     """16 hex digits that name the content of `source`."""
-    return _sha("".join(f"{p.relative_to(PACKAGE)} {sha256(p)}\n" for p in source()).encode())[:16]
+    return _sha("".join(f"{p.relative_to(PACKAGE.parent)} {sha256(p)}\n" for p in source()).encode())[:16]
 
 
 def sha256(path: Path) -> str:
     return _sha(path.read_bytes())
 
 
+def beginning(path: Path, size: int | None = None) -> dict[str, Any]:
+    """Bytes and sha256 of a file that may grow, or of its first `size` bytes. A missing one is empty."""
+    content = path.read_bytes()[:size] if path.exists() else b""
+    return {"bytes": len(content), "sha256": _sha(content)}
+
+
 def _sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _was_read(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the test was read since it was last opened."""
+    opened = max((i for i, row in enumerate(events) if row["event"] == "opened"), default=len(events))
+    return any(row.get("file") == READ[-1] for row in events[opened:])
 
 
 def _same(path: Path, digest: str, name: str) -> None:

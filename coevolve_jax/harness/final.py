@@ -17,40 +17,50 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence
-from coevolve_jax.harness.campaign import START
-from coevolve_jax.harness.loop import Evolution
-from coevolve_jax.harness.store import Question
-from coevolve_jax.records.files import write_text
+from coevolve_jax.harness.campaign import READ, START
+from coevolve_jax.harness.loop import UNREADABLE, Evolution, reason
+from coevolve_jax.harness.store import Question, answer
+from coevolve_jax.records.files import read_lines, write_text
 
-TEST_SEED = 4321  # of the test tasks
+TEST, TEST_SEED = "test", 4321  # split and seed of the test tasks
 
 
 class Protocol(NamedTuple):
-    """How a policy is read. temperature 0 is greedy. flags: further ones of experiments/evaluate.py."""
+    """How a policy is read.
 
-    temperature: float
+    temperature: 0 is greedy; None is that of the campaign's own evaluations. flags: further ones of
+    experiments/evaluate.py.
+    """
+
+    temperature: float | None
     num_rollouts: int = 2
     flags: tuple[str, ...] = ()
 
-    @property
-    def given(self) -> tuple[str, ...]:
-        """All flags of experiments/evaluate.py."""
-        return (f"--temperature={self.temperature}", f"--num_rollouts={self.num_rollouts}", *self.flags)
+    def given(self, config: ConfigDict) -> tuple[str, ...]:
+        """All flags of experiments/evaluate.py, in a campaign whose start has this config."""
+        temperature = config.evaluation.temperature if self.temperature is None else self.temperature
+        own = (f"--dtype={config.engine.dtype}", f"--temperature={temperature}")
+        return (*own, f"--num_rollouts={self.num_rollouts}", *self.flags)
 
 
 PROTOCOLS: dict[str, Protocol] = {
-    "P1": Protocol(1.0),
+    "P1": Protocol(None),
     "P2": Protocol(0.0, 1),
     "P3": Protocol(0.7),
-    "P5": Protocol(1.0, flags=("--max_observation=80",)),
+    "P5": Protocol(None, flags=("--max_observation=80",)),
 }
+ENGINE = {"name": "native", "matmul_dtype": ""}  # keys of config.engine that have no such flag
 
 
 class Reading(NamedTuple):
@@ -66,63 +76,150 @@ class Reading(NamedTuple):
 
 
 def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, Any], reopen: bool) -> None:
-    """Writes final/opened.json. Each opening stands in the campaign for ever.
+    """Writes final/opened.json. Each opening stands in the campaign, and in its store, for ever.
 
-    Raises ValueError for a second opening without `reopen`, and while the campaign goes on.
+    Raises ValueError for a second opening without `reopen`, while the campaign goes on, and where the test
+    cannot be made or the engine is another one. Then nothing is opened.
     """
-    if evolution.campaign.next() is not None:
+    campaign, store, config = evolution.campaign, evolution.store, evolution.versions.config(START)
+    if campaign.next() is not None:
         raise ValueError("The campaign is not over, so its test stays sealed: run it to its end first.")
-    before = sorted((evolution.campaign.folder / "final").glob("opened*.json"))
+    before = sorted((campaign.folder / "final").glob("opened*.json"))
+    noted = [note for note in openings(evolution) if note["campaign"] == _name(evolution)]
     own = {
-        "versions": {"start": START, "selected": evolution.campaign.selected()},
+        "versions": {"start": START, "selected": campaign.selected()},
         "fresh_seeds": list(fresh),
     }
-    if before and own.items() <= json.loads(before[-1].read_text()).items():
-        return  # the same command goes on
+    last = json.loads(before[-1].read_text()) if before else {}
+    if before and own.items() <= last.items():
+        return _note(evolution, last)  # the same command goes on
     if shared := sorted(set(fresh) & set(evolution.settings.seeds)):
         raise ValueError(f"--final_seeds names {shared[0]}, a seed of the campaign: name fresh ones.")
-    if before and not reopen:
+    if (before or noted) and not reopen:
         raise ValueError(
-            f"{before[-1]} says that the test was read already: a second reading needs --reopen, and the "
-            "page will say so."
+            f"{before[-1] if before else store.openings(TEST_SEED, TEST)} says that the test was read "
+            f"already (openings in the store: {len(openings(evolution))}): a second reading needs "
+            "--reopen, and the page will say so."
         )
-    name = "opened.json" if not before else f"opened_{len(before) + 1}.json"
-    evolution.campaign.write_final(name, {**own, **opened})
+    for key, needed in ENGINE.items():
+        if config.engine[key] != needed:
+            raise ValueError(
+                f"config.engine.{key} is {config.engine[key]!r} and --final reads with {needed!r}, so its "
+                "numbers are not those of the campaign: begin one with that."
+            )
+    store.held_out(TEST_SEED, TEST)  # while nothing is written that says that the test was read
+    number = max(len(before), len(noted)) + 1
+    name = "opened.json" if number == 1 else f"opened_{number}.json"
+    row = {**own, **opened, "number": number}
+    campaign.write_final(name, row)
+    _note(evolution, row)
+
+
+def openings(evolution: Evolution) -> list[dict[str, Any]]:
+    """The notes of all openings of this test by campaigns of the store."""
+    notes = sorted(evolution.store.openings(TEST_SEED, TEST).glob("*.json"))
+    return [json.loads(path.read_text()) for path in notes]
+
+
+def _note(evolution: Evolution, opened: Mapping[str, Any]) -> None:
+    """Notes an opening in the store, once: another campaign, or the same one begun anew, finds it there."""
+    who = hashlib.sha256(_name(evolution).encode()).hexdigest()[:12]
+    path = evolution.store.openings(TEST_SEED, TEST) / f"{who}_{opened.get('number', 1)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({"campaign": _name(evolution), **opened}, indent=1))
+
+
+def _name(evolution: Evolution) -> str:
+    return str(evolution.campaign.folder.absolute())
 
 
 def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     """Trains both harnesses on the fresh seeds and reads all runs. Goes on where it was killed."""
-    folder, store = evolution.campaign.folder / "final", evolution.store
-    found: list[Reading] = []
-    asked: list[tuple[Reading, Question]] = []
+    campaign, store = evolution.campaign, evolution.store
+    folder, own = campaign.folder / "final", evolution.versions.config(START)
     if failed := store.begin(fresh):
         seed, why = next(iter(failed.items()))
         raise ValueError(f"The start of the fresh seed {seed} failed: {why}")
-    tasks = store.held_out(TEST_SEED, "test")
-    for harness, version in {"start": START, "selected": evolution.campaign.selected()}.items():
+    tasks = store.held_out(TEST_SEED, TEST)
+    campaign.link(Path("final/tasks"), TEST_SEED, tasks)
+    raw = [f"tasks/seed_{TEST_SEED}/held_out.jsonl"]
+    for harness, version in {"start": START, "selected": campaign.selected()}.items():
         config = evolution.versions.config(version)
         if failed := store.train(config, fresh):
             seed, why = next(iter(failed.items()))
             raise ValueError(f"The {harness} harness failed on the fresh seed {seed}: {why}")
-        for kind, seed in [("S", s) for s in evolution.settings.seeds] + [("F", s) for s in fresh]:
-            run = store.workdir(config, seed)
-            own = evidence.selection(run).success
-            found.append(Reading(harness, version, kind, seed, "D", "P1", own))
-            for name, protocol in PROTOCOLS.items():
-                output = folder / "readings" / f"{harness}_{seed}_{name}.json"
-                question = Question(tasks, run / "policy", protocol.given, output)
-                asked.append((Reading(harness, version, kind, seed, "T", name, 0.0), question))
-    for (reading, _), counts in zip(asked, store.answers([q for _, q in asked]), strict=True):
-        solved, trials = (sum(c[i] for c in counts.values()) for i in (0, 1))
-        found.append(reading._replace(success=solved / trials))
+        for seed in fresh:
+            campaign.link(Path("final/runs") / harness, seed, store.workdir(config, seed))
+            raw.append(f"runs/{harness}/seed_{seed}/evaluations.jsonl")
+    asked = [
+        Question(tasks, run / "policy", PROTOCOLS[reading.protocol].given(own), file)
+        for reading, run, file in _rows(evolution, fresh)
+        if reading.tasks == "T"
+    ]
+    store.answers(asked)
+    found = _read(evolution, fresh)
     with open(folder / "readings.csv.tmp", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Reading._fields)
         writer.writerows(found)
     (folder / "readings.csv.tmp").replace(folder / "readings.csv")
-    write_text(folder / "final.json", json.dumps(result(found), indent=1))
-    raw = sorted({str(question.output.relative_to(folder)) for _, question in asked})
-    evolution.campaign.tell_final("readings.csv", "final.json", *raw)
+    told = {**result(found), "openings": len(openings(evolution))}
+    write_text(folder / "final.json", json.dumps(told, indent=1))
+    raw += sorted(f"readings/{path.name}" for path in (folder / "readings").glob("*.json"))
+    campaign.tell_final(*raw, "readings.csv", "final.json")  # the last one says that it is read
+    return found
+
+
+def _rows(evolution: Evolution, fresh: Iterable[int]) -> Iterator[tuple[Reading, Path, Path]]:
+    """Each row of readings.csv, without its success; its run; and the file that holds its success."""
+    folder = evolution.campaign.folder / "final"
+    for harness, version in {"start": START, "selected": evolution.campaign.selected()}.items():
+        runs = {("S", seed): run for seed, run in evolution.versions.runs(version).items()}
+        runs |= {("F", seed): folder / "runs" / harness / f"seed_{seed}" for seed in fresh}
+        for (kind, seed), run in runs.items():
+            yield Reading(harness, version, kind, seed, "D", "P1", nan), run, run / "evaluations.jsonl"
+            for name in PROTOCOLS:
+                file = folder / "readings" / f"{harness}_{seed}_{name}.json"
+                yield Reading(harness, version, kind, seed, "T", name, nan), run, file
+
+
+def _read(evolution: Evolution, fresh: Iterable[int]) -> list[Reading]:
+    """The rows of readings.csv. Both D and T are of one set: the balanced one where the tasks have one."""
+    path = evolution.campaign.folder / "final" / "tasks" / f"seed_{TEST_SEED}" / "held_out.jsonl"
+    kinds = {task["id"]: task["lineage"]["kind"] for task in read_lines(path)}
+    chosen = stats.SETS["balanced" if stats.SETS["balanced"] in kinds.values() else "iid"]
+    found = []
+    for reading, run, file in _rows(evolution, fresh):
+        if reading.tasks == "D":
+            selection = evidence.selection(run)
+        else:
+            counts = {id: count for id, count in answer(file).items() if kinds[id] == chosen}
+            selection = evidence.Selection(counts, {})
+        found.append(reading._replace(success=selection.success))
+    return found
+
+
+def differences(evolution: Evolution) -> list[str]:
+    """Makes readings.csv and final.json again from what was read. Returns a sentence on each difference."""
+    folder, found = evolution.campaign.folder / "final", []
+    if not any((evolution.campaign.folder / name).exists() for name in READ):
+        return []
+    try:
+        with open(folder / "readings.csv", newline="") as file:
+            there = {tuple(row.values()) for row in csv.DictReader(file)}
+        fresh = sorted({int(seed) for _, _, kind, seed, *_ in there if kind == "F"})
+        opened = [json.loads(path.read_text())["fresh_seeds"] for path in folder.glob("opened*.json")]
+        if fresh not in map(sorted, opened):
+            found.append(f"final/readings.csv has the fresh seeds {fresh}, for which no test was opened.")
+        made = _read(evolution, fresh)
+        if wrong := sorted(there ^ {tuple(map(str, row)) for row in made}):
+            told = ",".join(wrong[0])
+            found.append(f"final/readings.csv differs from what the runs and final/readings give ({told}).")
+        kept, gains = result_of(evolution.campaign.folder), json.loads(json.dumps(result(made)))
+        if wrong := [key for key in gains if kept.get(key) != gains[key]]:
+            found.append(f"final/final.json differs from what the readings give ({wrong[0]}).")
+    except UNREADABLE as error:
+        found.append(f"final/ cannot be made again from what is there ({reason(error)}).")
     return found
 
 
@@ -176,5 +273,6 @@ def table(result: Mapping[str, Any]) -> str:
             point("luck of the seeds", result["luck_of_seeds"]),
             point("luck of the tasks", result["luck_of_tasks"]),
             point("optimism", result["optimism"]),
+            f"{'openings of this test in the store':<44} {result.get('openings', 1)}",
         ]
     )

@@ -14,7 +14,7 @@ from coevolve_jax.comparison.side_by_side import Work, run_side_by_side
 from coevolve_jax.envs import family
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.harness.audit import replay
-from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, difference, finished
+from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, difference, finished, log
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
 from coevolve_jax.types import Task, Trajectory
@@ -87,13 +87,13 @@ def _evaluation(q: Question) -> Work:
 
 
 def _work(job: Job) -> Work:
-    log = job.workdir.with_name(job.workdir.name + ".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
+    output = log(job.workdir)
+    output.parent.mkdir(parents=True, exist_ok=True)
     until = 0 if job.start is None else job.until
     return Work(
         str(job.workdir),
         cells.command(job.workdir, *([] if until is None else [f"--until={until}"])),
-        log,
+        output,
         done=lambda status: status == 0 and _there(job),
         prepare=lambda: _prepare(job),
         elsewhere=lambda: workdirs.busy(job.workdir),

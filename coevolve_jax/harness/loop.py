@@ -17,8 +17,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -27,7 +28,7 @@ from coevolve_jax.harness import campaign as folders
 from coevolve_jax.harness import progress, smoke
 from coevolve_jax.harness.campaign import START, Campaign
 from coevolve_jax.harness.parts import Parts
-from coevolve_jax.harness.store import Store, finished
+from coevolve_jax.harness.store import Store, finished, log, named
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
 
@@ -39,6 +40,11 @@ GATES = {
 
 TOLD = 300  # characters of a difference
 UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, OSError)  # what is forged may have any form
+
+
+def reason(error: Exception) -> str:
+    """Says what an error is of. An OSError names its file."""
+    return str(error) if isinstance(error, OSError) else repr(error)
 
 
 class Waiting(Exception):
@@ -73,7 +79,7 @@ class Evolution:
 
     def run(self, gate: str = "none") -> None:
         """Goes on to the end. Raises Waiting where --gate asks a person, and Tampered for a changed file."""
-        self.campaign.mend()
+        self._mend()
         self._remember()
         if not self.campaign.events():
             self._begin()
@@ -92,6 +98,9 @@ class Evolution:
                 self._say("Nothing is left to propose.")
                 self.campaign.end()
                 return
+            if "failed" in made:  # another campaign may finish the run later
+                left = [(s, run) for s, run in self.versions.runs(version).items() if not finished(run)]
+                made["logs"] = {str(seed): folders.beginning(log(run)) for seed, run in left}
             self.campaign.write(version, part, made)
             self._tell(version, part)
             if part == folders.PARTS[-1]:
@@ -103,32 +112,45 @@ class Evolution:
         try:
             self.campaign.check()
         except folders.Tampered as error:
-            found.append(str(error))
+            found.append(f"{error} The rest is compared with what today's code makes of what is there.")
         for version in self.campaign.versions():
             for part in folders.PARTS:
-                try:
-                    found += self._differences(version, part)
-                except UNREADABLE as error:
-                    path = self.campaign.path(version, part).relative_to(self.campaign.folder)
-                    found.append(f"{path} cannot be made again from what is there ({error!r}).")
+                found += self._differences(version, part)
         return found
+
+    def _mend(self) -> None:
+        self.campaign.mend(self._differences)
 
     def _differences(self, version: str, part: str) -> list[str]:
         """Says how a part differs from what the runs and the parts before it give."""
-        there = self.campaign.read(version, part)
-        if there is None:
-            return []
-        if "failed" in there:
-            runs = self.versions.runs(version).values()
-            ended = [f"{version} is said to have failed ({part}), and its runs are finished."]
-            return ended if all(finished(run) for run in runs) else []
-        if part == "proposal" and version != START and not self.parts.repeatable:
-            self.parts.check(version, self.versions.proposal(version))
-            return []
-        made = json.loads(json.dumps(getattr(self.parts, part)(version)))
         path = self.campaign.path(version, part).relative_to(self.campaign.folder)
-        told = textwrap.shorten(configs.difference(there, made, part), TOLD)
+        try:
+            there = self.campaign.read(version, part)
+            if there is None:
+                return []
+            if "failed" in there:
+                told = f"{version} is said to have failed ({part}), and its runs are finished."
+                return [told] if self._never_failed(version, there) else []
+            for seed, run in there.get("runs", {}).items():
+                config = named(self.versions.config(version))
+                if not (run.startswith(f"{config}-") and run.endswith(f"/seed_{seed}")):
+                    return [f"{path} names {run}, which is no run of {version} with seed {seed}."]
+            if part == "proposal" and version != START and not self.parts.repeatable:
+                self.parts.check(version, self.versions.proposal(version))
+                self._say(f"{path} holds a model's answer, which nothing makes again: its form is checked.")
+                return []
+            made = json.loads(json.dumps(getattr(self.parts, part)(version)))
+            told = textwrap.shorten(configs.difference(there, made, part), TOLD)
+        except UNREADABLE as error:
+            return [f"{path} cannot be made again from what is there ({reason(error)})."]
         return [f"{path} differs from what the runs give ({told})."] if made != there else []
+
+    def _never_failed(self, version: str, there: Mapping[str, Any]) -> bool:
+        """Whether all runs are finished, and no log begins as it was when a part says that they failed."""
+        runs = self.versions.runs(version)
+        told = {log(runs[int(seed)]): began for seed, began in there.get("logs", {}).items()}
+        then = told and all(folders.beginning(path, began["bytes"]) == began for path, began in told.items())
+        return all(finished(run) for run in runs.values()) and not then
 
     def _begin(self) -> None:
         """Makes the starts, links them and freezes what may not change."""
@@ -189,6 +211,7 @@ class Evolution:
 
     def decide(self, version: str, approved: bool, why: str) -> None:
         """Writes a person's decision about the part that is due, once. Raises ValueError if none is due."""
+        self._mend()
         todo = self.campaign.next()
         if todo is None or todo[0] != version or todo[1] not in ("smoke", "verdict"):
             raise ValueError(f"{version} waits for nobody: the next thing to do is {todo}.")

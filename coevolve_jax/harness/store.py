@@ -98,7 +98,7 @@ class Store:
         return self._folder / self._name(config) / f"seed_{seed}"
 
     def _name(self, config: ConfigDict) -> str:
-        return f"{configs.digest(configs.override(config, {'seed': 0}))}-{self._code}"
+        return f"{named(config)}-{self._code}"
 
     def begin(self, seeds: Sequence[int]) -> dict[int, str]:
         """Makes the starts that are missing. Returns why, for each seed whose start failed."""
@@ -123,13 +123,20 @@ class Store:
 
     def held_out(self, seed: int, split: str) -> Path:
         """Workdir of a start whose held-out tasks are of this split, made with this evaluation seed."""
-        config = configs.override(
-            self._start, {"environment.eval_split": split, "evaluation.seed": seed, "seed": 0}
-        )
+        config = self._held_out(seed, split)
         workdir = self._folder / "held_out" / self._name(config)
         if not begun(workdir) and (failed := self._programs.launch([Job(workdir, config)], 1)):
             raise ValueError(f"The {split} tasks cannot be made: {failed[workdir]}")
         return workdir
+
+    def _held_out(self, seed: int, split: str) -> ConfigDict:
+        return configs.override(
+            self._start, {"environment.eval_split": split, "evaluation.seed": seed, "seed": 0}
+        )
+
+    def openings(self, seed: int, split: str) -> Path:
+        """Folder for notes on who has opened such held-out tasks, whatever the code."""
+        return self._folder / "openings" / named(self._held_out(seed, split))
 
     def answers(self, questions: Sequence[Question]) -> list[dict[str, list[int]]]:
         """task id -> [successes, trials], for each question; what is on disk is not asked again.
@@ -141,7 +148,7 @@ class Store:
             q.output.parent.mkdir(parents=True, exist_ok=True)
         if missing and (failed := self._programs.evaluate(missing, self._jobs)):
             raise ValueError(f"An evaluation failed: {next(iter(failed.values()))}")
-        return [json.loads(q.output.read_text())["environment"]["by_task"] for q in questions]
+        return [answer(q.output) for q in questions]
 
     def gradients(self, workdir: Path, config: ConfigDict, folder: Path) -> dict[str, list]:
         """Compares a run's gradient with that under another config; what is on disk is not compared again.
@@ -164,6 +171,21 @@ class Store:
 def cores_of_a_run(jobs: int) -> int:
     """The cores that each of `jobs` runs gets on this machine."""
     return len(os.sched_getaffinity(0)) // jobs or 1
+
+
+def answer(output: Path) -> dict[str, list[int]]:
+    """task id -> [successes, trials], from a file of experiments/evaluate.py."""
+    return json.loads(output.read_text())["environment"]["by_task"]
+
+
+def named(config: ConfigDict) -> str:
+    """16 hex digits that name a config but for its seed; the folder of its runs begins with them."""
+    return configs.digest(configs.override(config, {"seed": 0}))
+
+
+def log(workdir: Path) -> Path:
+    """The file that the processes of a run append to."""
+    return workdir.with_name(workdir.name + ".log")
 
 
 def begun(workdir: Path) -> bool:

@@ -21,6 +21,12 @@ from coevolve_jax.harness.store import Store
 from coevolve_jax.harness.templates import named
 from coevolve_jax.types import Group
 
+TOLD = {  # rule -> what proposers are told, where its sentence has paths or numbers of the selection set
+    "score": "It did not score higher.",
+    "ran": "It could not run, or its trials were lost.",
+    "audit": "The independent verifier refused too many of its successes.",
+}
+
 
 class Versions:
     """The versions of a campaign.
@@ -64,9 +70,9 @@ class Versions:
         return [v for v in self._campaign.versions() if v <= last and self.row(v)]
 
     def runs(self, version: str) -> dict[int, Path]:
-        """seed -> workdir."""
-        config = self.config(version)
-        return {seed: self._store.workdir(config, seed) for seed in self._settings.seeds}
+        """seed -> workdir: the one that the campaign links to, else the one that the store would make."""
+        config, linked = self.config(version), self._campaign.runs(version)
+        return {s: linked.get(s) or self._store.workdir(config, s) for s in self._settings.seeds}
 
     def selection(self, version: str) -> dict[int, evidence.Selection]:
         """seed -> success on the selection set."""
@@ -144,19 +150,12 @@ class Versions:
     def seen(self, version: str) -> Seen:
         """Returns what a proposer is told of a version."""
         if version == START:
-            score = mean_success(self.selection(version))
-            return Seen(version, None, "start", "", self._rounded(score), self.row(version))
+            return Seen(version, None, "start", "", self._score(version), self.row(version))
         judged = self.verdict(version)
         assert judged is not None
         decided = judged.decided
-        told = (
-            ""
-            if decided is None
-            else "It did not score higher."
-            if decided.name == "score"
-            else decided.sentence
-        )
-        score = None if judged.success is None else self._rounded(judged.success)
+        told = TOLD.get(decided.name, decided.sentence) if decided else ""
+        score = None if judged.success is None else self._score(version)
         return Seen(version, self.proposal(version), judged.kind, told, score, self.row(version))
 
     def shown(self, version: str) -> list[Group]:
@@ -168,9 +167,12 @@ class Versions:
         """The tools and stop reasons of that half of the tasks, which a formula may name."""
         return list(itertools.chain(*named(registry.halves(self.rollouts(version))[0])))
 
-    def _rounded(self, rate: float) -> float:
-        step = self._settings.noise * (2 / len(self._settings.seeds)) ** 0.5
-        return round(rate / step) * step if step else rate
+    def _score(self, version: str) -> float:
+        """The success in whole standard errors: of the calibration, or of the trials if that is larger."""
+        found = self.selection(version)
+        trials = sum(count for s in found.values() for _, count in s.by_task.values())
+        step = max(self._settings.noise * (2 / len(found)) ** 0.5, 0.5 / trials**0.5)
+        return round(mean_success(found) / step) * step
 
 
 def mean_success(selections: Mapping[int, evidence.Selection]) -> float:

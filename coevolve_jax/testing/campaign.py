@@ -77,7 +77,10 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
     for job in jobs:
         job.workdir.mkdir(parents=True, exist_ok=True)
         write_text(job.workdir / "config.json", configs.to_json(job.config))
-        tasks = [{"id": f"held_out-{i}", "scenario": f"s{i // 2}"} for i in range(TASKS)]
+        tasks = [
+            {"id": f"held_out-{i}", "scenario": f"s{i // 2}", "lineage": {"kind": "held_out"}}
+            for i in range(TASKS)
+        ]
         if job.start is None:
             write_lines(job.workdir / "held_out.jsonl", tasks)
             saved = job.workdir / "checkpoints" / "step_00000000" / "manifest.json"

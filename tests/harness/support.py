@@ -49,6 +49,23 @@ def evolution(
     return loop.Evolution(begun, c, store)
 
 
+def rehash(folder: Path) -> None:
+    """Writes the hashes of a campaign's files, as they are now, into its events, as a forger would."""
+    events, before, lines = folder / "events.jsonl", "", []
+    for row in map(json.loads, events.read_text().splitlines()):
+        if "file" in row:
+            row["sha256"] = campaign.sha256(folder / row["file"])
+        lines.append(json.dumps({**row, "previous": before}))
+        before = campaign._sha(lines[-1].encode())
+    events.write_text("\n".join(lines) + "\n")
+
+
+def cut(folder: Path, kept: int) -> None:
+    """Leaves the first lines of a campaign's events."""
+    events = folder / "events.jsonl"
+    events.write_text("".join(events.read_text().splitlines(keepends=True)[:kept]))
+
+
 def files(folder: Path) -> dict[str, str]:
     """The content of every file of a campaign but its lock, by name."""
     paths = [

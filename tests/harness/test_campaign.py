@@ -1,7 +1,9 @@
 """The folder of a campaign: the name of the code, and the version that a campaign ends with."""
 
+import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,16 +11,72 @@ from coevolve_jax.harness import campaign
 
 
 def test_the_name_of_the_code_is_that_of_every_source_file_and_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(campaign, "PACKAGE", tmp_path)
-    (tmp_path / "inner").mkdir()
+    package, programs = tmp_path / "package", tmp_path / "experiments"
+    monkeypatch.setattr(campaign, "PACKAGE", package)
+    monkeypatch.setattr(campaign.shipped, "ROOT", tmp_path)
+    (package / "inner").mkdir(parents=True)
+    programs.mkdir()
+    for name in campaign.PROGRAMS:
+        (programs / name).write_text("0")
     named = {campaign.code()}
-    written = ("a.py", "1"), ("a.py", "2"), ("inner/b.md", "1"), ("inner/b.md", "2"), ("inner/a.py", "1")
-    for name, text in written:
-        (tmp_path / name).write_text(text)
+    own = ("a.py", "1"), ("a.py", "2"), ("inner/b.md", "1"), ("inner/b.md", "2"), ("inner/a.jinja", "1")
+    written = [
+        *((package / name, text) for name, text in own),
+        *((programs / p, "1") for p in campaign.PROGRAMS),
+    ]
+    for path, text in written:
+        path.write_text(text)
         named.add(campaign.code())
     assert len(named) == 1 + len(written)
-    (tmp_path / "notes.txt").write_text("1")
+    (package / "notes.txt").write_text("1")
+    (programs / "other.py").write_text("1")
     assert campaign.code() in named
+
+
+def test_the_programs_that_read_a_policy_are_frozen_in_a_checkout_and_in_a_wheel(tmp_path, monkeypatch):
+    assert all(path.is_file() for path in campaign.source())
+    names = [f"experiments/{name}" for name in campaign.PROGRAMS]
+    assert {*names, "coevolve_jax/rollout/templates/chatml_tools.jinja"} <= {*frozen(tmp_path / "here")}
+    package = tmp_path / "site" / "coevolve_jax"
+    monkeypatch.setattr(campaign, "PACKAGE", package)
+    monkeypatch.setattr(campaign.shipped, "ROOT", package / "checkout")
+    (package / "checkout" / "experiments").mkdir(parents=True)
+    for name in names:
+        (package / "checkout" / name).write_text("0")
+    assert {*frozen(tmp_path / "there")} == {"campaign.json"} | {f"coevolve_jax/checkout/{n}" for n in names}
+
+
+def frozen(folder):
+    """Names of the files of frozen.json, one of which is changed and found."""
+    folder.mkdir()
+    (folder / "campaign.json").write_text("{}")
+    found = campaign.Campaign(folder)
+    campaign.freeze(found, [])
+    found.check()
+    with pytest.MonkeyPatch.context() as during:
+        true, changed = campaign.sha256, ("experiments", "evaluate.py")
+        during.setattr(campaign, "sha256", lambda p: true(p) if p.parts[-2:] != changed else "0")
+        with pytest.raises(campaign.Tampered, match="experiments/evaluate.py was changed"):
+            found.check()
+    return json.loads((folder / "frozen.json").read_text())
+
+
+def test_questions_that_were_asked_stand_in_the_events(tmp_path):
+    (tmp_path / "campaign.json").write_text("{}")
+    found = campaign.Campaign(tmp_path)
+    campaign.freeze(found, [])
+    found.add_llm_calls([{"tokens": 7}])
+    found.end()
+    found.add_llm_calls([{"tokens": 8}])  # as a kill before the next event leaves it
+    found.check()
+    path = tmp_path / campaign.QUESTIONS
+    for left in ("", path.read_text().replace("7", "1")):
+        path.write_text(left)
+        with pytest.raises(campaign.Tampered, match="llm_calls.jsonl lacks questions that were asked"):
+            found.check()
+    path.unlink()
+    with pytest.raises(campaign.Tampered, match="llm_calls.jsonl"):
+        found.check()
 
 
 class Judged(campaign.Campaign):

@@ -2,32 +2,77 @@
 
 import csv
 import json
+import re
+import shutil
 import statistics
 
 import pytest
 
+from coevolve_jax import config as configs
 from coevolve_jax.harness import final
 from coevolve_jax.harness.campaign import Tampered
 from coevolve_jax.testing.campaign import truth
-from tests.harness.support import Kept, evolution
+from tests.harness.support import Kept, config, cut, evolution, rehash
+
+
+class Lacking(Kept):
+    """The made-up trainer of an environment that lacks a split."""
+
+    lacks = ""
+
+    def launch(self, jobs, side_by_side):
+        if any(job.config.environment.eval_split == self.lacks for job in jobs):
+            return {job.workdir: f"exit status 1: there is no split {self.lacks!r}" for job in jobs}
+        return super().launch(jobs, side_by_side)
 
 
 @pytest.fixture(scope="module")
 def kept():
-    return Kept()
+    return Lacking()
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory, kept):
-    """A campaign on `slow` that is over, and its readings on three fresh seeds."""
+def over(tmp_path_factory, kept):
+    """A campaign on `slow` that is over."""
     folder = tmp_path_factory.mktemp("final") / "campaign"
     found = evolution(folder, "slow", kept.launch, kept.evaluate, versions=2)
     with pytest.raises(ValueError, match="so its test stays sealed"):
         final.open_test(found, [100], {}, False)
     found.run()
-    final.open_test(found, [100, 101, 102], {"date": "today"}, False)
-    final.read(found, [100, 101, 102])
     return found
+
+
+@pytest.fixture(scope="module")
+def ended(over):
+    """Its readings on three fresh seeds."""
+    final.open_test(over, [100, 101, 102], {"date": "today"}, False)
+    final.read(over, [100, 101, 102])
+    return over
+
+
+@pytest.mark.parametrize(
+    ("lacks", "keys", "says"),
+    [
+        ("test", {}, "The test tasks cannot be made: .*there is no split 'test'"),
+        ("", {"engine.name": "sglang"}, "config.engine.name is 'sglang' and --final reads with 'native'"),
+        ("", {"engine.matmul_dtype": "bfloat16"}, "config.engine.matmul_dtype is 'bfloat16'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_the_test_is_opened(lacks, keys, says, over, kept, monkeypatch):
+    other = configs.override(over.versions.config("v000"), keys)
+    monkeypatch.setattr(over.versions, "config", lambda version: other)
+    monkeypatch.setattr(kept, "lacks", lacks)
+    with pytest.raises(ValueError, match=says):
+        final.open_test(over, [100], {}, False)
+    assert not (over.campaign.folder / "final").exists() and final.openings(over) == []
+
+
+def test_both_sides_of_the_luck_of_tasks_are_read_at_the_temperature_of_the_campaign():
+    c = configs.override(config(), {"evaluation.temperature": 0.5, "engine.dtype": "bfloat16"})
+    given = {name: protocol.given(c) for name, protocol in final.PROTOCOLS.items()}
+    told = {name: flags[1] for name, flags in given.items()}
+    assert told == {name: f"--temperature={t}" for name, t in zip(given, (0.5, 0.0, 0.7, 0.5), strict=True)}
+    assert all("--dtype=bfloat16" in flags for flags in given.values())
 
 
 def test_the_gains_are_those_of_the_rows(ended):
@@ -56,12 +101,62 @@ def test_the_gains_are_those_of_the_rows(ended):
     assert "the claim" in final.table(result)
 
 
+@pytest.mark.parametrize(
+    ("name", "was", "now", "says"),
+    [
+        (
+            "final.json",
+            r'"optimism": ',
+            '"optimism": 9',
+            "final/final.json differs from what",
+        ),
+        ("readings.csv", r",T,P5,0", ",T,P5,1", "final/readings.csv differs from what the runs and"),
+        ("readings/selected_100_P1.json", r"\[1, 2\]", "[2, 2]", "final/readings.csv differs from what"),
+        ("runs/start/seed_100/evaluations.jsonl", r"\[1, 2\]", "[0, 2]", "final/readings.csv differs from"),
+        (
+            "readings.csv",
+            r".*,F,102,.*\n",
+            "",
+            "has the fresh seeds [100, 101], for which",
+        ),
+    ],
+)
+def test_replay_finds_what_was_written_into_a_reading_by_hand_with_its_hash(name, was, now, says, ended):
+    path = ended.campaign.folder / "final" / name
+    text = path.read_text()
+    assert final.differences(ended) == []
+    path.write_text(re.sub(was, now, text))
+    rehash(ended.campaign.folder)
+    ended.campaign.check()  # only the comparison tells
+    assert any(says in sentence for sentence in final.differences(ended)), final.differences(ended)
+    path.write_text(text)
+    rehash(ended.campaign.folder)
+
+
+def test_the_test_is_read_on_the_set_that_the_campaign_selects_on(ended):
+    path = ended.campaign.folder / "final" / f"tasks/seed_{final.TEST_SEED}/held_out.jsonl"
+    text = path.read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    balanced = {row["id"] for row in rows[: len(rows) // 2]}
+    for row in rows[: len(rows) // 2]:
+        row["lineage"]["kind"] = "balanced"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = final.read(ended, [100, 101, 102])
+    raw = json.loads((ended.campaign.folder / "final/readings/start_100_P2.json").read_text())
+    counts = [count for id, count in raw["environment"]["by_task"].items() if id in balanced]
+    (told,) = [r for r in found if r[:4] == ("start", "v000", "F", 100) and r.protocol == "P2"]
+    assert told.success == sum(s for s, _ in counts) / sum(n for _, n in counts)
+    path.write_text(text)
+    final.read(ended, [100, 101, 102])
+
+
 def test_one_start_has_the_test_of_its_own_seed_and_all_is_asked_on_it(ended, kept):
     (sealed,) = [job for job in kept.jobs if job.config.environment.eval_split == "test"]
     assert sealed.start is None and sealed.config.evaluation.seed == final.TEST_SEED
     assert final.TEST_SEED not in {job.config.evaluation.seed for job in kept.jobs if job is not sealed}
     asked = {q.flags for q in kept.questions if q.workdir == sealed.workdir}
-    assert asked == {protocol.given for protocol in final.PROTOCOLS.values()}
+    given = {p.given(ended.versions.config("v000")) for p in final.PROTOCOLS.values()}
+    assert asked == given
     others = {q.flags for q in kept.questions if q.workdir != sealed.workdir}
     assert others == {("--temperature=0",)}  # the canary
 
@@ -118,3 +213,20 @@ def test_a_reading_that_was_changed_is_found_and_never_read_again(ended):
         ended.run()
     path.write_bytes(was)
     ended.campaign.check()
+
+
+def test_a_reading_that_was_taken_away_stands_in_the_store(ended):
+    folder, events = ended.campaign.folder, ended.campaign.events()
+    before = len(final.openings(ended))
+    shutil.rmtree(folder / "final")
+    cut(folder, [event["event"] for event in events].index("opened"))
+    ended.run()
+    with pytest.raises(ValueError, match=f"openings in the store: {before}\\).* needs --reopen"):
+        final.open_test(ended, [400, 401], {}, False)
+    final.open_test(ended, [400, 401], {}, True)
+    assert [path.name for path in (folder / "final").glob("opened*")] == [f"opened_{before + 1}.json"]
+    final.read(ended, [400, 401])
+    result = final.result_of(folder)
+    assert result["openings"] == before + 1 and final.table(result).endswith(f" {before + 1}")
+    other = evolution(folder.with_name("other"), "slow", versions=2)  # begun anew over the same store
+    assert len(final.openings(other)) == before + 1

@@ -108,11 +108,12 @@ def test_an_evaluation_is_told_its_policy_its_tasks_and_its_whole_protocol(tmp_p
     works = []
     monkeypatch.setattr(launch, "run_side_by_side", lambda given, *more: works.extend(given) or [])
     run, model = tmp_path / "run", tmp_path / "policy"
-    asked = [Question(run, model, p.given, tmp_path / f"{name}.json") for name, p in PROTOCOLS.items()]
-    assert launch.programs(start.without_harness(config("none")), tmp_path).evaluate(asked, 1) == {}
+    c = start.without_harness(config("none"))
+    asked = [Question(run, model, p.given(c), tmp_path / f"{name}.json") for name, p in PROTOCOLS.items()]
+    assert launch.programs(c, tmp_path).evaluate(asked, 1) == {}
     where = {"--benchmark=held_out", f"--workdir={run}", f"--model={model}"}
     for protocol, work in zip(PROTOCOLS.values(), works, strict=True):
-        assert where | {*protocol.given} <= {*work.command}
+        assert where | {*protocol.given(c), "--dtype=float32"} <= {*work.command}
 
 
 def test_a_campaign_finds_its_runs_on_a_machine_with_other_cores(tmp_path, monkeypatch):

@@ -3,16 +3,19 @@
 import json
 import os
 import random
+import subprocess
+import sys
 
 import pytest
 
-from coevolve_jax.harness import campaign, evidence, loop, start, summary
+from coevolve_jax.harness import campaign, evidence, loop, start, store, summary
 from coevolve_jax.harness.bench import FAULTS
 from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.verdict import RULES
-from coevolve_jax.testing.campaign import SEALED, train_made_up, truth
-from tests.harness.support import config, evolution, files
+from coevolve_jax.testing.campaign import ROLLOUTS, SEALED, TASKS, train_made_up, truth
+from tests.harness.support import config, cut, evolution, files, rehash
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -144,7 +147,7 @@ def test_changed_rollouts_stop_the_next_command_and_a_missing_file_is_a_sentence
     recorded[0].write_bytes(content)
     (found.campaign.folder / "versions/v001/runs/seed_0/metrics.jsonl").unlink()
     told = evolution(tmp_path / "campaign", versions=1).replay()
-    assert any("metrics.jsonl" in sentence for sentence in told), told
+    assert any("metrics.jsonl" in sentence for sentence in told[1:]), told
 
 
 def test_a_kill_before_an_event_leaves_no_decision_outside_the_chain(tmp_path):
@@ -165,6 +168,50 @@ def test_a_kill_before_an_event_leaves_no_decision_outside_the_chain(tmp_path):
         found.campaign.check()
 
 
+def test_events_that_were_cut_off_or_renumbered_are_found(tmp_path):
+    found = evolution(tmp_path / "campaign", versions=1)
+    found.run()
+    events = found.campaign.folder / "events.jsonl"
+    whole = events.read_text()
+    last = whole.splitlines()[-1]
+    for other in ({"n": 3}, {"event": "ended"}, {"version": "v000"}):
+        events.write_text(whole.replace(last, json.dumps(json.loads(last) | other)))
+        with pytest.raises(campaign.Tampered, match="events.jsonl"):
+            found.run()
+    events.write_text(whole)
+    for kept in (-2, 3):
+        cut(found.campaign.folder, kept)
+        with pytest.raises(campaign.Tampered, match="lacks the event of versions/v00"):
+            found.run()
+    events.unlink()
+    (told,) = found.replay()
+    assert told.startswith("versions/v000/proposal.json has no event in")
+
+
+def test_a_part_without_its_event_is_made_again_before_it_counts(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    with pytest.raises(loop.Waiting):
+        found.run(gate="verdict")
+    rewritten(found, "v001", "evidence", row={"success_last": 1.0})
+    cut(found.campaign.folder, -1)  # as a kill between the file and its event leaves it
+    for command in (lambda: found.run(gate="verdict"), lambda: found.decide("v001", True, "")):
+        with pytest.raises(campaign.Tampered, match="v001/evidence.json differs from what the runs give"):
+            command()
+
+
+def test_a_models_answer_without_its_event_is_taken_as_it_is_and_said(tmp_path, monkeypatch):
+    found, told = evolution(tmp_path / "campaign", "slow", versions=1), []
+    with pytest.raises(loop.Waiting):
+        found.run(gate="design")
+    found.campaign.path("v001", "backtest").unlink()
+    cut(found.campaign.folder, -2)
+    monkeypatch.setattr(found.parts, "repeatable", False)
+    monkeypatch.setattr(found, "_say", told.append)
+    with pytest.raises(loop.Waiting):
+        found.run(gate="design")
+    assert told[0].startswith("versions/v001/proposal.json holds a model's answer, which nothing makes again")
+
+
 def test_nothing_is_trained_after_the_end_or_a_reading_of_the_test(tmp_path, monkeypatch):
     class Nothing:
         def propose(self, history, rng):
@@ -174,6 +221,9 @@ def test_nothing_is_trained_after_the_end_or_a_reading_of_the_test(tmp_path, mon
     monkeypatch.setattr(found.parts, "proposer", Nothing())
     found.run()
     assert found.campaign.next() is None
+    cut(found.campaign.folder, -1)  # as a kill leaves it, or who would go on
+    found.run()
+    assert found.campaign.next() is None and found.campaign.events()[-1]["event"] == "ended"
     found.campaign.write_final("opened.json", {"seeds": [1]})
     assert found.campaign.next() is None
 
@@ -213,6 +263,9 @@ def test_a_changed_source_file_stops_the_next_command(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "sha256", lambda p: "0" * 64 if p.name == "evaluate.py" else true(p))
     with pytest.raises(campaign.Tampered, match="coevolve_jax/loop/evaluate.py was changed"):
         found.campaign.check()
+    # The runs are found although the store would name new ones otherwise.
+    (told,) = evolution(tmp_path / "campaign", versions=1).replay()
+    assert "coevolve_jax/loop/evaluate.py was changed" in told and "today's code" in told
 
 
 def rewritten(found, version, part, **values):
@@ -221,16 +274,29 @@ def rewritten(found, version, part, **values):
     path.chmod(0o644)
     content = json.loads(path.read_text()) | values
     path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-    events = found.campaign.folder / "events.jsonl"
-    rows, before, lines = [json.loads(line) for line in events.read_text().splitlines()], "", []
-    for row in rows:
-        if row.get("file") == f"versions/{version}/{part}.json":
-            row["sha256"] = campaign.sha256(path)
-        row["previous"] = before
-        lines.append(json.dumps(row))
-        before = campaign._sha(lines[-1].encode())
-    events.write_text("\n".join(lines) + "\n")
+    rehash(found.campaign.folder)
     found.campaign.check()  # only the runs tell
+
+
+def test_what_needs_a_campaign_writes_nothing_where_there_is_none(tmp_path):
+    program = [sys.executable, ROOT / "experiments" / "evolve_harness.py", "--replay"]
+    flags = [f"--config={ROOT}/configs/bfcl_harness.py", f"--workdir={tmp_path}/mistyped"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*program, *flags], env=env, capture_output=True, text=True)
+    assert done.returncode and "/mistyped holds no campaign.json" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_replay_finds_runs_of_another_config(tmp_path):
+    found = evolution(tmp_path / "campaign", "slow", versions=1, seeds=(0,))
+    found.run()
+    (link,) = (found.campaign.folder / "versions" / "v000" / "runs").iterdir()
+    better = found.versions.runs("v001")[0]
+    link.unlink()
+    link.symlink_to(better)
+    rewritten(found, "v000", "evidence", **found.parts.evidence("v000"))
+    told = evolution(tmp_path / "campaign", "slow", versions=1, seeds=(0,)).replay()
+    assert any("which is no run of v000 with seed 0" in sentence for sentence in told), told
 
 
 def test_replay_finds_a_verdict_that_was_written_by_hand_with_its_hash(tmp_path):
@@ -319,7 +385,34 @@ def test_a_version_that_cannot_run_is_a_failure_and_the_campaign_goes_on(tmp_pat
     assert [kind for _, _, kind in levers_of(found)][0] == "failed"
     assert "seed 0: exit status 1: not finite" in found.versions.verdict("v001").decided.sentence
     assert found.campaign.selected() in ("v000", "v002") and found.replay() == []
+    assert found.versions.seen("v001").decided == "It could not run, or its trials were lost."
     assert all(isinstance(s, Skill) and not s.failed for s in found.versions.skills("v001"))
+
+
+def test_a_failed_run_that_another_campaign_has_finished_since_did_fail(tmp_path):
+    def launch(jobs, side_by_side):
+        bad = [j for j in jobs if j.start and j.config.learner.learning_rate > 2e-5]
+        train_made_up([j for j in jobs if j not in bad], 1)
+        for job in bad:
+            job.workdir.mkdir(parents=True, exist_ok=True)
+            store.log(job.workdir).write_text("out of memory\n")
+        return {j.workdir: "exit status 1: out of memory" for j in bad}
+
+    def finish(jobs, side_by_side):
+        for job in jobs:
+            with open(store.log(job.workdir), "a") as file:
+                file.write("done\n")
+        return train_made_up(jobs, side_by_side)
+
+    found = evolution(tmp_path / "campaign", "slow", launch, versions=1)
+    found.run()
+    evolution(tmp_path / "other", "slow", finish, versions=1).run()
+    assert all(store.finished(run) for run in found.versions.runs("v001").values())
+    assert found.campaign.read("v001", "smoke")["failed"] and found.replay() == []
+    for run in found.versions.runs("v001").values():
+        store.log(run).write_text("done\n")  # no log of a failure
+    (told,) = found.replay()
+    assert told.startswith("v001 is said to have failed (smoke), and its runs are finished")
 
 
 def test_a_proposer_never_sees_the_selection_set(tmp_path):
@@ -340,6 +433,10 @@ def test_a_proposer_never_sees_the_selection_set(tmp_path):
     every = evidence.groups(found.versions.runs("v000")[0])
     assert SEALED in tools(every[-1])
     assert tools(history.rollouts("v000")) == {"tool_0", "tool_1"} == {*history.names("v000")} - {"done"}
+    # Without a calibration a score is no finer than the standard error of its trials.
+    found.settings.noise, step = 0.0, 0.5 / (TASKS * ROLLOUTS * len(found.settings.seeds)) ** 0.5
+    for version in (found.versions.seen(v.id) for v in scored):
+        assert version.score / step == pytest.approx(round(version.score / step))
 
 
 def test_a_gating_diagnostic_that_only_the_child_has_at_alert_refuses_it(tmp_path, monkeypatch):
@@ -465,9 +562,9 @@ def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_pa
     assert kinds["none"].kind == "promoted"
     refused = kinds["replay"]
     assert refused.kind == "invalid" and refused.higher_and_refused and refused.decided.name == "audit"
-    told = evolution(tmp_path / "replay", "none", versions=1, audit="replay").campaign.read(
-        "v001", "evidence"
-    )
+    found = evolution(tmp_path / "replay", "none", versions=1, audit="replay")
+    assert "64" in refused.decided.sentence and "64" not in found.versions.seen("v001").decided
+    told = found.campaign.read("v001", "evidence")
     rejected = told["audit"]["rejected"]
     assert len(rejected) == told["audit"]["judged"] == 64
     assert rejected[0]["why"] == "The tool hack was called." and rejected[0]["task"] == "held_out-0"
