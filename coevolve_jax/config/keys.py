@@ -359,6 +359,7 @@ HARNESS = dict(
     levers=texts(),  # the open ones (harness/levers.py); none: all
     bounds=texts(),  # KEY=LOW:HIGH of a lever, in place of its own
     diagnostics=Key("evolving", of=("evolving", "fixed")),  # whether new diagnostics may be registered
+    test_split="test",  # the split of environment that is sealed until --final, which reads it
     audit=Key("replay", of=("replay", "none")),  # who judges successes besides the environment
     # Standard deviation of a run's success on the selection set about the mean of its seed, a rate. This is
     # that of configs/bfcl_harness.py (docs/notes/harness.md).

@@ -103,6 +103,10 @@ class EnvPool(Protocol):
     def shutdown(self) -> None: ...
 
 
+# Ops of a worker that may take so many times as long as a call: a family may load code in them, or make all
+# reference calls of a turn.
+LONGER = {"reset": 20.0, "end_turn": 20.0}
+
 # --- Defaults for what a family does not define itself ---------------------------------------------
 
 

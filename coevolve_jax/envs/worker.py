@@ -25,12 +25,8 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from coevolve_jax.envs import family as families
-from coevolve_jax.envs.base import Broken, Environment
+from coevolve_jax.envs.base import LONGER, Broken, Environment
 from coevolve_jax.types import Call, Task
-
-# Ops that may take so many times as long as a call: environments load code in them, and make a turn's
-# reference calls.
-LONGER = {"reset": 20.0, "end_turn": 20.0}
 
 
 class Fatal(Exception):

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import coevolve_jax
 from coevolve_jax import names
-from coevolve_jax.envs.worker import LONGER
+from coevolve_jax.envs.base import LONGER
 
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 

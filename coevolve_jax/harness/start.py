@@ -8,8 +8,6 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.envs.family import load
 
-TEST = "test"  # the split that is sealed until --final
-
 
 def without_harness(config: ConfigDict) -> ConfigDict:
     """The config of an ordinary run: without the sections of the campaign."""
@@ -23,19 +21,19 @@ def _check_sealed(config: ConfigDict) -> None:
 
     Where the family has one scenario alone, its splits are of other tasks in it.
     """
-    c = config.environment
+    c, test = config.environment, config.harness.test_split
     scenarios = lambda split: {s.id for s in load(c.name, c.python).scenarios(split, c.to_dict())}
     try:
-        sealed = scenarios(TEST)
+        sealed = scenarios(test)
     except ValueError as error:
         raise ValueError(
-            f"config.environment.name is {c.name!r}, which cannot give the split {TEST!r} that --final reads "
-            f"({str(error).rstrip('.')}): a campaign needs an environment with train, development and test."
+            f"config.harness.test_split is {test!r}, which the environment {c.name!r} cannot give "
+            f"({str(error).rstrip('.')}): name the split that --final is to read."
         ) from None
     for key in ("train_split", "eval_split"):
-        if c[key] == TEST or (len(sealed) > 1 and sealed & scenarios(c[key])):
+        if c[key] == test or (len(sealed) > 1 and sealed & scenarios(c[key])):
             raise ValueError(
-                f"config.environment.{key} is {c[key]!r}, which has scenarios of the split {TEST!r}: a "
+                f"config.environment.{key} is {c[key]!r}, which has scenarios of the split {test!r}: a "
                 "campaign trains and selects on others, such as train and development, and --final reads "
                 "the test once."
             )

@@ -50,21 +50,22 @@ def ended(over):
     return over
 
 
-@pytest.mark.parametrize(
-    ("lacks", "keys", "says"),
-    [
-        ("test", {}, "The test tasks cannot be made: .*there is no split 'test'"),
-        ("", {"engine.name": "sglang"}, "config.engine.name is 'sglang' and --final reads with 'native'"),
-        ("", {"engine.matmul_dtype": "bfloat16"}, "config.engine.matmul_dtype is 'bfloat16'"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_before_the_test_is_opened(lacks, keys, says, over, kept, monkeypatch):
-    other = configs.override(over.versions.config("v000"), keys)
-    monkeypatch.setattr(over.versions, "config", lambda version: other)
-    monkeypatch.setattr(kept, "lacks", lacks)
-    with pytest.raises(ValueError, match=says):
+def test_what_cannot_be_read_is_refused_before_the_test_is_opened(over, kept, monkeypatch):
+    monkeypatch.setattr(kept, "lacks", "test")
+    with pytest.raises(ValueError, match="The test tasks cannot be made: .*there is no split 'test'"):
         final.open_test(over, [100], {}, False)
     assert not (over.campaign.folder / "final").exists() and final.openings(over) == []
+
+
+def test_another_engine_of_the_campaigns_own_evaluations_is_said_beside_the_luck_of_the_tasks():
+    own = {"engine.name": "sglang", "engine.dtype": "bfloat16"}
+    said = final._engines(configs.override(config(), own))
+    assert "was read with config.engine.name 'sglang', the test by the native engine in bfloat16" in said
+    row = {"value": 0.1, "low": None, "high": None}
+    luck = dict.fromkeys(("luck_of_seeds", "luck_of_tasks", "optimism"), 0.0)
+    result = {"gain": dict.fromkeys(("SD", "FD", "FT"), row), **luck, "openings": 2}
+    assert final.table({**result, "engines": said}).endswith(f" 2\n{said}")
+    assert final._engines(config()) == "" and final.table({**result, "engines": ""}).endswith(" 2")
 
 
 def test_both_sides_of_the_luck_of_tasks_are_read_at_the_temperature_of_the_campaign():

@@ -23,12 +23,23 @@ def given(**environment):
         ({"train_split": "test"}, "train_split is 'test'"),
         ({"train_split": "evaluation"}, "train_split is 'evaluation'"),
         ({"train_split": "sequential_train"}, "train_split is 'sequential_train'"),
-        (APPWORLD, "name is 'appworld', which cannot give the split 'test'.*AppWorld has no split 'test'"),
     ],
 )
 def test_a_campaign_neither_trains_nor_selects_on_test_scenarios(environment, says):
     with pytest.raises(ValueError, match=f"^config.environment.{says}"):
         start.settled(given(**environment))
+
+
+def test_the_sealed_split_is_the_one_that_the_campaign_names():
+    says = (
+        "^config.harness.test_split is 'test', which the environment 'appworld' cannot give .*no split 'test'"
+    )
+    with pytest.raises(ValueError, match=says):
+        start.settled(given(**APPWORLD))
+    c = given(eval_split="development")
+    c.harness.test_split = "sequential_test"
+    with pytest.raises(ValueError, match="has scenarios of the split 'sequential_test'"):
+        start.settled(c)
 
 
 def test_splits_apart_from_the_test_and_a_family_of_one_scenario_pass(monkeypatch):
