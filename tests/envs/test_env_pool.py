@@ -16,6 +16,7 @@ import time
 import pytest
 
 from coevolve_jax.envs import bfcl, worker_process
+from coevolve_jax.envs.base import LONGER
 from coevolve_jax.envs.bfcl import benchmark, toolsets
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.types import Call, Observation, Task, Turn
@@ -132,7 +133,8 @@ def in_fragile(pool, operation, how, **more):
 @pytest.mark.parametrize("operation", ["step", "reset", "options", "end_turn", "score"])
 @pytest.mark.parametrize("how", ["crash", "spin"])
 def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_ours(operation, how):
-    with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.5) as pool:
+    timeout = 0.1 if operation in LONGER else 0.5
+    with ProcessPool("tests.support.families.fragile", workers=1, timeout=timeout) as pool:
         (first, second), options, outcome = in_fragile(pool, operation, how)
         by_call = operation == "step"
         assert (outcome.valid, outcome.reward, outcome.success) == (by_call, 0.0, False)
