@@ -261,8 +261,11 @@ def comparable(answer: str) -> str:
 
 
 def rounded(number: float) -> float:
-    """Returns a float of 12 digits: sums of the same numbers in another order are equal."""
-    return float(f"{number:.12g}")
+    """Returns a float of 14 digits, 12 of them behind the point at most.
+
+    Sums of the same numbers in another order are equal then, also where they come to 0.
+    """
+    return float(f"{round(number, 12):.14g}") + 0.0  # no -0.0
 
 
 def digest(value: Any) -> str:
