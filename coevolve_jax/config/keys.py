@@ -38,7 +38,7 @@ ENVIRONMENT = dict(
     # "ray": so many processes on every node of the Ray cluster that runs here.
     backend=Key("local", of=("local", "ray"), serving=True),
     # Seconds of processor time. A call that takes more fails its rollout. A reset, and a turn's end with its
-    # reference calls, may take 20 times as long.
+    # reference calls, may take 20 times as long, up to a minute.
     call_timeout=Key(5.0, above=0),
     worker_memory=Key(2.0, least=0),  # GiB
 )

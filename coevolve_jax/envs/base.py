@@ -103,9 +103,17 @@ class EnvPool(Protocol):
     def shutdown(self) -> None: ...
 
 
-# Ops of a worker that may take so many times as long as a call: a family may load code in them, or make all
-# reference calls of a turn.
-LONGER = {"reset": 20.0, "end_turn": 20.0}
+# Ops of a worker in which a family may load code, or make all reference calls of a turn.
+LONG = ("reset", "end_turn")
+
+
+def allowance(op: str, seconds: float) -> float:
+    """Returns how many times as long as a call, which may take `seconds`, an op may take.
+
+    Those in LONG may take 20 times as long, but not above a minute.
+    """
+    return max(1.0, min(20.0, 60.0 / seconds)) if op in LONG else 1.0
+
 
 # --- Defaults for what a family does not define itself ---------------------------------------------
 

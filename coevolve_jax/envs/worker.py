@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from coevolve_jax.envs import family as families
-from coevolve_jax.envs.base import LONGER, Broken, Environment
+from coevolve_jax.envs.base import Broken, Environment, allowance
 from coevolve_jax.types import Call, Task
 
 
@@ -84,7 +84,7 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
         env_id, seconds, wall_seconds, ops = json.loads(line)
         stopped = None
         for op in ops:
-            times = LONGER.get(op[0], 1.0)
+            times = allowance(op[0], seconds)
             with _limits(times * seconds, 2 * times * wall_seconds):
                 try:
                     reply = stopped or ["ok", answer(family, worlds, env_id, *op)]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import coevolve_jax
 from coevolve_jax import names
-from coevolve_jax.envs.base import LONGER
+from coevolve_jax.envs.base import allowance
 
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
@@ -121,9 +121,9 @@ class WorkerProcess:
     def request(self, env_id: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
         """Yields the answer to each op (JSON text).
 
-        Raises Lost where an op takes more than scale * timeout seconds of processor time, some of them
-        `LONGER`, or far longer by the clock, or where the process ends in it. Raises Gone where the process
-        had ended before.
+        Raises Lost where an op takes more than its `allowance` of scale * timeout seconds of processor time,
+        or far longer by the clock, or where the process ends in it. Raises Gone where the process had ended
+        before.
         """
         if self.process.poll() is not None:
             raise Gone(f"the worker process ended with code {self.process.returncode}")
@@ -136,7 +136,7 @@ class WorkerProcess:
         except BrokenPipeError:
             raise Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
         for op in ops:
-            times = LONGER.get(op.split('"', 2)[1], 1.0)
+            times = allowance(op.split('"', 2)[1], seconds)
             try:
                 yield json.loads(self._read_line(times * wall_seconds))
             except Lost as lost:

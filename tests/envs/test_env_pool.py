@@ -16,7 +16,7 @@ import time
 import pytest
 
 from coevolve_jax.envs import bfcl, worker_process
-from coevolve_jax.envs.base import LONGER
+from coevolve_jax.envs.base import LONG, allowance
 from coevolve_jax.envs.bfcl import benchmark, toolsets
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.types import Call, Observation, Task, Turn
@@ -129,11 +129,25 @@ def in_fragile(pool, operation, how, **more):
     return observations, options, outcome
 
 
+@pytest.mark.parametrize(
+    "op, seconds, times",
+    [
+        ("reset", 2.0, 20.0),
+        ("end_turn", 5.0, 12.0),
+        ("reset", 60.0, 1.0),
+        ("reset", 90.0, 1.0),
+        ("step", 2.0, 1.0),
+    ],
+)
+def test_a_reset_may_take_20_times_as_long_as_a_call_up_to_a_minute(op, seconds, times):
+    assert allowance(op, seconds) == times
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["step", "reset", "options", "end_turn", "score"])
 @pytest.mark.parametrize("how", ["crash", "spin"])
 def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_ours(operation, how):
-    timeout = 0.1 if operation in LONGER else 0.5
+    timeout = 0.1 if operation in LONG else 0.5
     with ProcessPool("tests.support.families.fragile", workers=1, timeout=timeout) as pool:
         (first, second), options, outcome = in_fragile(pool, operation, how)
         by_call = operation == "step"
