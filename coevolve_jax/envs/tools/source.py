@@ -50,7 +50,7 @@ class Tools:
 
     name: the class's name, or the file's. tools: name -> the function, unbound where it is a method.
     make: makes the object whose methods the tools are; None for a file of functions.
-    first: what the class and the file hold besides, as JSON values by name.
+    first: the data that the class and the file begin with, as JSON values by name.
     """
 
     source: str
