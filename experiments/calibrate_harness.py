@@ -2,7 +2,7 @@
 
     python experiments/calibrate_harness.py --faults=none --seeds=0:8 --workdir=runs/faults --jobs=2
     python experiments/calibrate_harness.py --faults=all --seeds=0:4 --workdir=runs/faults --jobs=2
-    python experiments/calibrate_harness.py --faults=none --seeds=0 --salts=0:32 --workdir=runs/luck --jobs=2
+    python experiments/calibrate_harness.py --faults=none --seeds=0 --salts=0:32 --workdir=runs/luck --fresh
 
 Each fault, seed and salt is an ordinary run of the start, without a campaign. The runs are in WORKDIR/store,
 where experiments/harness_bench.py finds them if code, cores and --jobs are the same. WORKDIR/starts.csv has a
@@ -22,6 +22,7 @@ _SALTS = flags.DEFINE_string("salts", "0", "Values of rollout.salt: other luck f
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file with the argument fault.")
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
+_FRESH = flags.DEFINE_bool("fresh", False, "Read each policy on fresh development tasks too.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 flags.mark_flags_as_required(["workdir"])
 
@@ -61,33 +62,45 @@ def run() -> None:
         raise ValueError(
             f"{path} has runs of {other[0]}, and these are of {settings}: name another --workdir."
         )
+    if unread := [row for row in rows.values() if _FRESH.value and row.fresh is None]:
+        raise ValueError(
+            f"{path} has runs without --fresh, such as fault {unread[0].fault} of seed {unread[0].seed}: "
+            "move that file away. The runs are kept in the store."
+        )
     for fault in names:
-        due = [(seed, salt) for salt in salts for seed in seeds if (fault, seed, salt) not in rows]
-        pairs = [(config_of(fault, salt), seed) for seed, salt in due]
+        asked = [(seed, salt) for salt in salts for seed in seeds if (fault, seed, salt) not in rows]
+        due = {(seed, salt): (config_of(fault, salt), seed) for seed, salt in asked}
         if not due:
             continue
         programs = launch.programs(config_of(fault, 0), folder / "store" / "compiled")
         store = Store(folder / "store", config_of(fault, 0), programs, _JOBS.value)
-        done = lambda: sum(finished(store.workdir(*pair)) for pair in pairs)
+        done = lambda: sum(finished(store.workdir(*run)) for run in due.values())
         began, there = time.monotonic(), done()
 
         def told() -> str:
             now = done()
             each = (time.monotonic() - began) / 60 / (now - there) if now > there else None
-            left = "" if each is None else f", {(len(pairs) - now) * each:.0f} minutes left"
-            return f"{fault}: {now} of {len(pairs)} runs{left}"
+            left = "" if each is None else f", {(len(due) - now) * each:.0f} minutes left"
+            return f"{fault}: {now} of {len(due)} runs{left}"
 
         with progress.said(say, told):
-            why = store.begin(list(dict.fromkeys(seed for seed, _ in due))) or store.train_all(pairs)
+            begun = store.begin(list(dict.fromkeys(seed for seed, _ in due)))
+            why = begun or store.train_all(list(due.values()))
         failures += [f"  {fault}: {text}" for text in why.values()]
-        for (seed, salt), pair in zip(due, pairs, strict=True):
-            if finished(workdir := store.workdir(*pair)):
-                try:
-                    row = calibration.read(fault, seed, salt, settings, pair[0], workdir)
-                except ValueError as error:
-                    failures.append(f"  {fault}: {error}")
-                else:
-                    rows[fault, seed, salt] = row
+        ended = {key: run for key, run in due.items() if finished(store.workdir(*run))}
+        fresh = {}
+        if _FRESH.value and ended:
+            answers = [folder / "fresh" / f"{fault}_{seed}_{salt}.json" for seed, salt in ended]
+            found = bench.fresh(store, dict(zip(answers, ended.values(), strict=True)))
+            fresh = dict(zip(ended, found, strict=True))
+        for (seed, salt), run in ended.items():
+            own = fresh.get((seed, salt), (None, None))
+            try:
+                row = calibration.read(fault, seed, salt, settings, run[0], store.workdir(*run), own)
+            except ValueError as error:
+                failures.append(f"  {fault}: {error}")
+            else:
+                rows[fault, seed, salt] = row
         calibration.write_rows(path, rows.values())
         say(told())
     say(calibration.table(list(rows.values())))

@@ -58,14 +58,20 @@ def success(store: Store, folder: Path, name: str, config: ConfigDict, seeds: Se
     """The mean success of a config's policies on the fresh tasks. Trains what is missing."""
     if failed := store.begin(seeds) or store.train(config, seeds):
         raise ValueError(f"A run of {name} failed: {failed}")
-    tasks = store.held_out(FRESH_TASKS, config.environment.eval_split)
-    asked = [
-        Question(tasks, store.workdir(config, s) / "policy", ("--temperature=1.0", "--num_rollouts=2"),
-                 folder / "readings" / f"{name}_{s}.json")
-        for s in seeds
-    ]  # fmt: skip
-    counts = [list(found.values()) for found in store.answers(asked)]
-    return float(np.mean([sum(c[0] for c in own) / sum(c[1] for c in own) for own in counts]))
+    found = fresh(store, {folder / "readings" / f"{name}_{s}.json": (config, s) for s in seeds})
+    return float(np.mean([solved / trials for solved, trials in found]))
+
+
+def fresh(store: Store, runs: Mapping[Path, tuple[ConfigDict, int]]) -> list[tuple[int, int]]:
+    """(successes, trials) of finished runs on fresh development tasks, two rollouts each at temperature 1.
+
+    runs: JSON file for the answer -> config and seed of the run; all configs have the same evaluation split.
+    """
+    (split,) = {config.environment.eval_split for config, _ in runs.values()}
+    tasks = store.held_out(FRESH_TASKS, split)
+    flags = ("--temperature=1.0", "--num_rollouts=2")
+    asked = [Question(tasks, store.workdir(*run) / "policy", flags, file) for file, run in runs.items()]
+    return [(sum(s for s, _ in c.values()), sum(n for _, n in c.values())) for c in store.answers(asked)]
 
 
 def row(

@@ -38,6 +38,7 @@ class Run(NamedTuple):
     Attributes:
       settings: the config file, and the values that were set.
       solved, trials: of its last evaluation on the selection set. lost: trials asked for that are invalid.
+      fresh_solved, fresh_trials: on fresh development tasks; None where these were not read.
       sampling: the variance of its success that comes from the samples of each task, not from its policy.
       machine, commit: where and by which code it was read.
       trend: of its training (diagnosis/trends.py).
@@ -51,6 +52,8 @@ class Run(NamedTuple):
     trials: int
     lost: int
     sampling: float
+    fresh_solved: int | None
+    fresh_trials: int | None
     machine: str
     commit: str
     trend: Mapping[str, float | None]
@@ -58,6 +61,10 @@ class Run(NamedTuple):
     @property
     def success(self) -> float:
         return self.solved / self.trials
+
+    @property
+    def fresh(self) -> float | None:
+        return self.fresh_solved / self.fresh_trials if self.fresh_trials else None
 
 
 class Cost(NamedTuple):
@@ -75,14 +82,25 @@ class Cost(NamedTuple):
     kept: bool
 
 
-def read(fault: str, seed: int, salt: int, settings: str, config: ConfigDict, run: Path) -> Run:
-    """Reads a finished run. Raises ValueError where none of its trials is valid."""
+def read(
+    fault: str,
+    seed: int,
+    salt: int,
+    settings: str,
+    config: ConfigDict,
+    run: Path,
+    fresh: tuple[int | None, int | None] = (None, None),
+) -> Run:
+    """Reads a finished run. Raises ValueError where none of its trials is valid.
+
+    fresh: its successes and trials on fresh tasks.
+    """
     counts = list(evidence.selection(run).by_task.values())
     solved, trials = (sum(c[i] for c in counts) for i in (0, 1))
     if not trials:
         raise ValueError(f"{run} has no valid trial in its last evaluation.")
     asked = len(counts) * (config.evaluation.last_rollouts or config.evaluation.num_rollouts)
-    told = solved, trials, asked - trials, sampling(counts), cells.machine(), cells.commit()
+    told = solved, trials, asked - trials, sampling(counts), *fresh, cells.machine(), cells.commit()
     return Run(fault, seed, salt, settings, *told, evidence.row(config, [run]))
 
 
@@ -113,6 +131,8 @@ def read_rows(path: Path) -> dict[tuple[str, int, int], Run]:
                 trials=int(row["trials"]),
                 lost=int(row["lost"]),
                 sampling=float(row["sampling"]),
+                fresh_solved=_whole(row.get("fresh_solved")),
+                fresh_trials=_whole(row.get("fresh_trials")),
                 machine=row["machine"],
                 commit=row["commit"],
                 trend=numbers,
@@ -163,21 +183,23 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
     return fit.sd, sorted(found, key=lambda c: -c.cost)
 
 
-def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float]]:
+def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float, float]]:
     """Returns what campaigns over these runs would gain out of nothing, in success.
 
-    A row is (rule, versions, seeds, gain over the measured runs, gain over normal numbers as far apart).
+    A row is (rule, versions, seeds, gain over the measured runs, gain over normal numbers as far apart, gain
+    of the same selected runs on fresh tasks). The last one is nan unless all runs were read there.
     """
-    scores, spread = np.array([r.success for r in runs]), noise(runs)
+    there = [math.nan if r.fresh is None else r.fresh for r in runs]
+    scores, spread = np.array([[r.success for r in runs], there]).T, noise(runs)
     found = []
     for rule in RULES:
         for versions, seeds in SIZES:
             gained = partial(
                 optimism, rule=rule, versions=versions, seeds=seeds, noise=spread, campaigns=CAMPAIGNS
             )
-            measured = gained(resampled(scores), truth=float(scores.mean())).mean()
+            measured, kept = gained(resampled(scores), truth=scores.mean(0)).mean(0)
             simulated = gained(normal(spread), truth=0.0).mean()
-            found.append((rule, versions, seeds, float(measured), float(simulated)))
+            found.append((rule, versions, seeds, float(measured), float(simulated), float(kept)))
     return found
 
 
@@ -203,10 +225,11 @@ def table(runs: Sequence[Run]) -> str:
     for seed in sorted({r.seed for r in runs if r.salt}):
         salted = [r for r in runs if r.fault == "none" and r.seed == seed]
         found += [
-            f"Seed {seed}, {len(salted)} salts: {_noise(salted)} What campaigns gain out of nothing:",
+            f"Seed {seed}, {len(salted)} salts: {_noise(salted)}{_fresh(salted)} What campaigns gain out of "
+            "nothing:",
             _markdown(
-                ("rule", "versions", "seeds", "of these runs", "of normal numbers"),
-                [(*how, _points(a), _points(b)) for *how, a, b in selected_luck(salted)],
+                ("rule", "versions", "seeds", "of these runs", "of normal numbers", "on fresh tasks"),
+                [(*row[:3], *map(_points, row[3:])) for row in selected_luck(salted)],
             ),
         ]
     found.append(
@@ -215,11 +238,25 @@ def table(runs: Sequence[Run]) -> str:
     return "\n\n".join(found)
 
 
+def _whole(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
 def _noise(runs: Sequence[Run]) -> str:
     success = float(np.mean([r.success for r in runs]))
     lucky = math.sqrt(np.mean([r.sampling for r in runs]))
     told = f"success {_points(success)}%, deviation {_points(noise(runs))} points"
     return f"{told}, of which the samples alone give {_points(lucky)}."
+
+
+def _fresh(runs: Sequence[Run]) -> str:
+    there = [(r.success, r.fresh) for r in runs if r.fresh is not None]
+    if len(there) < len(runs):
+        return ""
+    success, fresh = np.array(there).T
+    deviation, shared = _points(float(fresh.std(ddof=1))), np.corrcoef(success, fresh)[0, 1]
+    told = f" On fresh tasks: success {_points(float(fresh.mean()))}%, deviation {deviation} points"
+    return f"{told}, correlation {shared:.2f} with the selection set."
 
 
 def _points(rate: float) -> str:

@@ -15,9 +15,10 @@ from tests.support import forked
 SETTINGS = "configs/bfcl_harness.py"
 
 
-def run(fault, seed, solved, salt=0, trials=400, sampling=1e-4):
+def run(fault, seed, solved, salt=0, trials=400, sampling=1e-4, fresh=(None, None)):
     trend = dict.fromkeys(trends.MEANINGS) | {"kl_last": 0.5 + seed}
-    return Run(fault, seed, salt, SETTINGS, solved, trials, 400 - trials, sampling, "a machine", "abc", trend)
+    told = solved, trials, 400 - trials, sampling, *fresh, "a machine", "abc"
+    return Run(fault, seed, salt, SETTINGS, *told, trend)
 
 
 def test_the_variance_that_samples_bring_is_found_without_bias():
@@ -57,7 +58,8 @@ def test_a_fault_costs_what_it_takes_from_each_seed_and_is_kept_if_that_is_large
 
 
 def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again():
-    runs = [run("none", 0, n, salt=i) for i, n in enumerate((270, 280, 284, 276, 288, 282, 274, 278))]
+    solved, fresh = (270, 280, 284, 276, 288, 282, 274, 278), (100, 90, 110, 95, 104, 99, 101, 97)
+    runs = [run("none", 0, n, i, fresh=(m, 200)) for i, (n, m) in enumerate(zip(solved, fresh, strict=True))]
     found = {
         tuple(how): both for *how, both in ((*row[:3], row[3:]) for row in calibration.selected_luck(runs))
     }
@@ -67,10 +69,23 @@ def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again():
     assert found["not worse", 1, 1][0] == pytest.approx(better, abs=2e-4)
     assert found["not worse", 1, 1][1] == pytest.approx(scores.std(ddof=1) / math.sqrt(math.pi), abs=2e-4)
     assert found["best", 6, 1][0] > found["one se", 6, 1][0] > 0
+    # On fresh tasks the same one of two; the second where both are equal.
+    there = np.array(fresh) / 200
+    kept = np.where(scores[None] >= scores[:, None], there[None], there[:, None]).mean() - there.mean()
+    assert found["not worse", 1, 1][2] == pytest.approx(kept, abs=1e-3) and kept > 0.005
+    told = calibration.table(runs)
+    mean, spread, shared = 100 * there.mean(), 100 * there.std(ddof=1), np.corrcoef(solved, fresh)[0, 1]
+    assert f"success {mean:.1f}%, deviation {spread:.1f} points, correlation {shared:.2f} with" in told
+    assert f"| not worse | 1 | 1 | {100 * better:.1f} |" in told and f"| {100 * kept:.1f} |" in told
+    unread = [*runs, run("none", 0, 281, 8)]
+    assert "fresh tasks:" not in calibration.table(unread)
+    assert all(math.isnan(row[-1]) for row in calibration.selected_luck(unread))
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
-    runs = {(r.fault, r.seed, r.salt): r for r in (run("slow", 1, 5), run("none", 0, 7, salt=3))}
+    runs = {
+        (r.fault, r.seed, r.salt): r for r in (run("slow", 1, 5), run("none", 0, 7, salt=3, fresh=(6, 9)))
+    }
     assert calibration.read_rows(tmp_path / "starts.csv") == {}
     calibration.write_rows(tmp_path / "starts.csv", runs.values())
     assert calibration.read_rows(tmp_path / "starts.csv") == runs
@@ -97,10 +112,16 @@ launch.programs = lambda config, compiled: campaign.MADE_UP
 
 @pytest.mark.slow
 def test_each_salt_is_a_run_of_its_own(quick, tmp_path):
-    flags = (f"--workdir={tmp_path}", "--seeds=0", "--salts=0:3")
+    flags = (f"--workdir={tmp_path}", "--seeds=0", "--salts=0:3", "--fresh")
     done = forked.run_after(MADE_UP, "calibrate_harness", tmp_path, quick, *flags)
     assert done.returncode == 0, done.stderr
     rows = calibration.read_rows(tmp_path / "starts.csv")
     runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
     assert {c["rollout"]["salt"] for c in runs} == {0, 1, 2} == {r.salt for r in rows.values()}
     assert len({r.solved for r in rows.values()}) > 1
+    for (_, _, salt), row in rows.items():
+        counts = json.loads((tmp_path / "fresh" / f"none_0_{salt}.json").read_text())["environment"][
+            "by_task"
+        ]
+        assert [row.fresh_solved, row.fresh_trials] == [sum(c[i] for c in counts.values()) for i in (0, 1)]
+    assert "On fresh tasks: success" in done.stdout
