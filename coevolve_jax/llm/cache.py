@@ -59,8 +59,9 @@ class Cache:
             row = self._file.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
-    def put(self, key: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
-        """Stores the reply to a request. The first reply stays, so that all runs read the same."""
+    def put(self, key: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> dict | None:
+        """Stores the reply to a request. Returns the first one, which stays: so all runs read the same."""
         row = (key, json.dumps(request, sort_keys=True), json.dumps(reply, sort_keys=True))
         with self._lock:
             self._file.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", row)
+        return self.get(key)

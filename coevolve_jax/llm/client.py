@@ -38,6 +38,7 @@ FAULTS = {  # kind -> its meaning, for the section of the config that the client
     "too_large": "more than {section}.max_bytes",
     "no_protocol": "not an answer of the protocol, such as a page of HTML",
     "no_choices": "an answer without a message",
+    "given_up": "the server gave the answer up before its end",
     "truncated": "cut at {section}.max_tokens",
     "content_filter": "withheld by the server's filter",
     "refusal": "the model declined",
@@ -264,10 +265,12 @@ class Client:
         return await asyncio.shield(under_way[key])  # others may wait for it when this one is cancelled
 
     async def _fetch(self, request: Mapping[str, Any], key: str) -> dict:
-        """Asks the server. Writes the paid answer into the cache before anything reads it."""
+        """Asks the server. Writes the paid answer into the cache before anything reads it.
+
+        Returns what the cache has then: another run may have been faster.
+        """
         reply = await self._endpoint.complete(request)
-        self._on_disk(lambda cache: cache.put(key, request, reply))
-        return reply
+        return self._on_disk(lambda cache: cache.put(key, request, reply)) or reply
 
     def _on_disk(self, use: Callable[[Cache], T]) -> T | None:
         """Returns the cache's answer. None without a cache, or if its file fails, which counts as a fault."""

@@ -21,7 +21,9 @@ from coevolve_jax.llm.answers import Fault
 from coevolve_jax.llm.prompting import whole
 from coevolve_jax.llm.served import listed
 
-AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
+# Worth another attempt. None of them is an answer of the model, so none is cached.
+AGAIN = ("unreachable", "deadline", "rate_limited", "server_error", "no_choices", "given_up")
+GIVEN_UP = ("abort", "error")  # finish reasons of an answer that the server did not end
 SECRET = 16  # characters from which a key counts as a secret
 PAUSE = 0.5  # seconds before the second attempt; doubles with each attempt
 
@@ -123,7 +125,8 @@ class Endpoint:
 def condense(body: str) -> dict:
     """Reduces a chat completion to the fields that we read, as JSON values. The cache keeps the same.
 
-    Raises Fault ("no_protocol") for a body that is no chat completion.
+    Raises Fault: "no_protocol" for a body that is no chat completion, "no_choices" for one without a message,
+    "given_up" for one that the server did not end.
     """
     try:
         data = json.loads(body)
@@ -133,15 +136,17 @@ def condense(body: str) -> dict:
         raise Fault("no_protocol", "no choices in it")
     usage = data.get("usage")
     usage = usage if isinstance(usage, dict) else {}
-    choice = data["choices"][0] if data["choices"] and isinstance(data["choices"][0], dict) else None
-    message = choice.get("message") if choice else None
-    message = message if isinstance(message, dict) else {}
+    choice = data["choices"][0] if data["choices"] else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise Fault("no_choices")
+    if choice.get("finish_reason") in GIVEN_UP:
+        raise Fault("given_up")
     text, reasoning = message.get("content"), message.get("reasoning_content")
     return {
         "tokens_in": _count(usage.get("prompt_tokens")),
         "tokens_out": _count(usage.get("completion_tokens")),
-        "choice": choice is not None,
-        "finish": str(choice.get("finish_reason")) if choice else "",
+        "finish": str(choice.get("finish_reason")),
         "text": whole(text) if isinstance(text, str) else "",
         "refusal": bool(message.get("refusal")),
         "tool_call": bool(message.get("tool_calls")),
@@ -153,7 +158,6 @@ def message(reply: Mapping[str, Any]) -> str:
     """Returns the text of a reply. Raises Fault where it is missing or incomplete."""
     text: str = reply["text"].strip()
     checks = (
-        ("no_choices", not reply["choice"]),
         ("content_filter", reply["finish"] == "content_filter"),
         ("refusal", reply["refusal"]),
         ("tool_call", reply["tool_call"] and not text),

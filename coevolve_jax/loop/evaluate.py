@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax.analysis import stats
+from coevolve_jax.loop.timing import serving, slow_note
 from coevolve_jax.records.rollouts import write_evaluation
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
@@ -34,6 +36,7 @@ class Result:
       by_task: task id -> [successes, trials].
       by_calls: number of reference calls -> [successes, trials].
       stops: Trajectory.stop -> number of rollouts.
+      slow_retries: messages that took too long and were sampled again, which favours short ones.
     """
 
     temperature: float
@@ -44,10 +47,15 @@ class Result:
     by_task: dict[str, list[int]]
     by_calls: dict[str, list[int]]
     stops: dict[str, int]
+    slow_retries: int = 0
 
     def to_json(self) -> dict:
-        """A row of evaluations.jsonl. There num_rollouts is called "samples", as in the published files."""
-        return {"samples" if k == "num_rollouts" else k: v for k, v in dataclasses.asdict(self).items()}
+        """A row of evaluations.jsonl. There num_rollouts is called "samples", as in the published files.
+
+        slow_retries stands in it only where there were some.
+        """
+        row = {"samples" if k == "num_rollouts" else k: v for k, v in dataclasses.asdict(self).items()}
+        return row if self.slow_retries else {k: v for k, v in row.items() if k != "slow_retries"}
 
 
 def evaluate(
@@ -63,17 +71,22 @@ def evaluate(
     """Rolls every task out `num_rollouts` times.
 
     `seed` determines the sampling noise: equal weights, seeds and hints give equal results. A hint is asked
-    for by a task without its reference calls.
+    for by a task without its reference calls. If servers were too slow for many messages, stderr says so.
 
     Raises FloatingPointError if the policy's log-probabilities are not finite. Only this check sees a run's
     last update.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=(len(tasks), num_rollouts)).tolist()
     ask = hints and (lambda task, rollout_index: hints(task.without_calls(), rollout_index))
+    before = Counter(agent.counts)
     with tqdm(total=len(tasks) * num_rollouts, desc=title, unit="rollout", leave=False) as bar:
         groups = agent.rollout_groups(tasks, seeds, temperature, ask, on_done=bar.update)
     check_logprobs(trajectories_of(groups))
-    return tally(groups, num_rollouts, temperature), groups
+    counts = serving(agent.counts - before)
+    if slow := slow_note(counts):
+        print(slow.replace("serving", title, 1), file=sys.stderr)
+    result = tally(groups, num_rollouts, temperature)
+    return dataclasses.replace(result, slow_retries=int(counts.get("slow_retries", 0))), groups
 
 
 def tally(groups: Sequence[Group], num_rollouts: int, temperature: float) -> Result:

@@ -178,11 +178,16 @@ class Agent:
         """`Engine.batches` of this agent's engine."""
         return self._engine.batches
 
+    @property
+    def counts(self) -> Counter[str]:
+        """`Engine.counts` of this agent's engine so far."""
+        return Counter(getattr(self._engine, "counts", {}))
+
     def usage(self) -> Usage:
         """Returns the usage by the rollouts since the last call."""
         seconds, asked, acted = self._meter.take()
         shares = {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
-        now = Counter(getattr(self._engine, "counts", {}))
+        now = self.counts
         counts, self._counted = now - self._counted, now
         if sent := counts["cached_tokens"] + counts["prefill_tokens"]:
             shares["cached"] = counts["cached_tokens"] / sent

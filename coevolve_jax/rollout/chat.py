@@ -312,7 +312,7 @@ class Chat:
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
         """Returns the calls of one sampled assistant message. None means that it ends its turn."""
         text = self.decode(ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids)
-        return self._writing.parse(spoken(f"<think>{text}" if self._thinks else text))
+        return self._writing.parse(spoken(f"<think>{text}" if self._thinks else text, self._writing.block))
 
 
 def whole(text: str) -> str:

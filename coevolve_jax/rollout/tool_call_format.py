@@ -14,7 +14,9 @@ MAX_DEPTH = 64  # levels of a call's arguments: code that logs and compares them
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _BLOCK = re.compile(r"```python\n(.*?)(?:```|\Z)", re.DOTALL)
+_OBJECTS = re.compile(r"\A(?:[\s;]|<\|python_tag\|>)*\{.*", re.DOTALL)
 _BETWEEN = re.compile(r"(?:[\s;]|<\|python_tag\|>)*")  # what stands before and between Llama 3's calls
+_BARE = {"name", "type", "id"}  # what a call without arguments may hold; other keys must not be lost
 # Beginnings of control tokens and tags. In JSON they can only stand in a string.
 _TAG = re.compile(r"<(?=\||/?(?:think|tool_call|tool_response)>)")
 
@@ -54,7 +56,7 @@ def _checked(text: str, data: Any, key: str) -> ParsedCall:
     """Returns the call that `data` is, with its arguments under `key`."""
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return _malformed(text, f'needs {{"name": string, "{key}": object}}')
-    arguments = data.get(key, data.get("arguments", {}))
+    arguments = data.get(key, data.get("arguments", {} if data.keys() <= _BARE else None))
     if not isinstance(arguments, dict):
         return _malformed(text, f"{key} is not an object")
     if _deeper(arguments, MAX_DEPTH):
@@ -72,13 +74,19 @@ def _deeper(value: Any, most: int) -> bool:
     return any(isinstance(v, list | dict) for v in level)
 
 
-def spoken(text: str) -> str:
+def spoken(text: str, calls: re.Pattern = _CALL) -> str:
     """Returns what a message says after its thoughts, which end at the last </think>.
 
-    A <think> that is left open leaves nothing: a thought is never acted upon.
+    A <think> that is left open leaves nothing: a thought is never acted upon. calls: a block of calls, in
+    which both tags are text.
     """
-    said = text.rpartition("</think>")[2]
-    return "" if "<think>" in said else said
+    said, at = "", 0
+    for part in re.finditer(rf"<think>.*?(?:</think>|(\Z))|</think>|{calls.pattern}", text, re.DOTALL):
+        if part[1] is not None:
+            return ""
+        thought = part[0].endswith("</think>") and not calls.fullmatch(part[0])
+        said, at = "" if thought else said + text[at : part.end()], part.end()
+    return said + text[at:]
 
 
 def parse_calls(text: str) -> list[ParsedCall]:
@@ -145,19 +153,21 @@ def render_block(call: Call) -> str:
 class Writing(NamedTuple):
     """A format of calls.
 
+    block: matches a block of calls.
     templated: True where the chat template lists the tools and has a role for their answers. Otherwise the
     first message says how to write a block, and its output comes back as a user's message.
     """
 
     parse: Callable[[str], list[ParsedCall]]
     render: Callable[[Call], str]
+    block: re.Pattern
     templated: bool
 
 
 WRITINGS = {
-    "json": Writing(parse_calls, render_call, True),
-    "llama3": Writing(parse_objects, render_object, True),
-    "python": Writing(parse_block, render_block, False),
+    "json": Writing(parse_calls, render_call, _CALL, True),
+    "llama3": Writing(parse_objects, render_object, _OBJECTS, True),
+    "python": Writing(parse_block, render_block, _BLOCK, False),
 }
 HOW = """{description}
 To run code, write one block in a message:

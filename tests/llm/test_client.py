@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.llm import settings
+from coevolve_jax.llm.cache import Cache
 from coevolve_jax.llm.client import Client
 from tests.support.llm_cases import ASKED, EXPLORE, says, server, settings_of, who  # noqa: F401 (fixture)
 from tests.support.openai_server import FAULTS, KEY, OpenAIServer
@@ -201,6 +202,12 @@ def test_offline_the_cache_says_whose_answers_are_meant(server, tmp_path):
 
 
 # The file of answers
+
+
+def test_two_runs_that_ask_at_once_read_the_answer_that_came_first(tmp_path):
+    first, second = (Cache(str(tmp_path / "answers.sqlite"), "explorer") for _ in range(2))
+    assert first.put("key", {}, {"text": "a"}) == second.put("key", {}, {"text": "b"}) == {"text": "a"}
+    assert first.get("key") == second.get("key") == {"text": "a"}
 
 
 def test_a_cache_that_fails_is_counted_and_ends_nothing(server, tmp_path, capfd):

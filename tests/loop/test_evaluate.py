@@ -1,6 +1,7 @@
 """Rows of evaluations.jsonl, each number recounted from the rollouts."""
 
 import dataclasses
+from collections import Counter
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -24,10 +25,14 @@ def task_of(name, tools):
 
 
 class MadeUpAgent:
-    """Rolls out by each rollout's own seed, and records seeds and groups."""
+    """Rolls out by each rollout's own seed, and records seeds and groups.
 
-    def __init__(self):
-        self.seeds, self.rolled = [], []
+    slow: messages of each evaluation that a server sampled again.
+    """
+
+    def __init__(self, slow=0):
+        self.seeds, self.rolled, self.slow = [], [], slow
+        self.counts = Counter(messages=1000, slow_retries=700)
 
     def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=lambda: None):
         def made_up(task, m, seed):
@@ -40,6 +45,7 @@ class MadeUpAgent:
             for task, row in zip(tasks, seeds, strict=True)
         ]
         on_done()
+        self.counts.update(messages=200, slow_retries=self.slow)
         self.seeds.append(sum(seeds, []))
         self.rolled.append((temperature, groups))
         return groups
@@ -164,6 +170,16 @@ def test_the_bar_of_an_evaluation_counts_its_rollouts_and_leaves_no_line(capsys)
     evaluate(MadeUpAgent(), tasks, num_rollouts=3, temperature=1.0, seed=3, title="iid")
     told = capsys.readouterr().err
     assert "iid:" in told and "/15 " in told and "\n" not in told and told.endswith("\r")
+
+
+@pytest.mark.parametrize("slow", [0, 1, 3])
+def test_messages_that_were_sampled_again_for_being_slow_are_told(slow, capsys):
+    tasks = [a_task(np.random.default_rng(i), f"t{i}") for i in range(5)]
+    found, _ = evaluate(MadeUpAgent(slow), tasks, num_rollouts=3, temperature=1.0, seed=3, title="iid")
+    assert found.slow_retries == slow and found.to_json().get("slow_retries", 0) == slow
+    assert ("slow_retries" in found.to_json()) == (slow > 0)
+    told = capsys.readouterr().err
+    assert ("iid: 3 slow messages were sampled anew, for 200 asked for" in told) == (slow == 3)
 
 
 @pytest.mark.parametrize("weak", [(), ("a", "b")])

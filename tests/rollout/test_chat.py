@@ -369,13 +369,43 @@ CALL = render_short(Call("ls", {}))
         (f"{CALL}<think>{CALL}", 0),
         (f"<think>a</think>{CALL}<think>b</think>{CALL}", 1),
         (f"<think>a</think>{CALL}<think>b", 0),
+        (f"<think>{CALL}<think>{CALL}</think>{CALL}</think>{CALL}", 1),
+        (f"<tool_call>{{</think>{CALL}", None),
     ],
 )
 def test_thoughts_call_nothing(text, count):
-    assert [p.call for p in WRITINGS["json"].parse(spoken(text))] == [Call("ls", {})] * count
+    calls = [None] if count is None else [Call("ls", {})] * count  # None: a call that cannot be read
+    assert [p.call for p in WRITINGS["json"].parse(spoken(text))] == calls
     chat = named("hybrid")
     ids = chat._tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
-    assert [p.call for p in chat.parse(ids)] == [Call("ls", {})] * count
+    assert [p.call for p in chat.parse(ids)] == calls
+
+
+@pytest.mark.parametrize("tag", ["</think>", "<think>", "<think>a</think>"])
+def test_a_tag_of_thoughts_within_a_call_is_text(tag):
+    raw = json.dumps({"name": "post", "arguments": {"content": f"a {tag} b"}})
+    call = Call("post", {"content": f"a {tag} b"})
+    written = {
+        "json": f"<tool_call>{raw}</tool_call>",
+        "llama3": raw.replace("arguments", "parameters"),
+        "python": f"```python\nprint('{tag}')\n```",
+    }
+    for name, text in written.items():
+        wanted = Call("execute", {"code": f"print('{tag}')"}) if name == "python" else call
+        writing = WRITINGS[name]
+        assert [p.call for p in writing.parse(spoken(text, writing.block))] == [wanted]
+        if name != "llama3":  # its calls begin the message
+            assert [
+                p.call for p in writing.parse(spoken(f"<think>no</think> Yes: {text}", writing.block))
+            ] == [wanted]
+
+
+@pytest.mark.parametrize("other", ["parameters", "args", "argument"])
+def test_arguments_under_another_name_are_told_and_not_lost(other):
+    (found,) = WRITINGS["json"].parse(f'<tool_call>{{"name": "ls", "{other}": {{"a": true}}}}</tool_call>')
+    assert found.call is None and "arguments is not an object" in found.error
+    bare = '<tool_call>{"type": "function", "name": "ls", "id": "1"}</tool_call>'
+    assert [p.call for p in WRITINGS["json"].parse(bare)] == [Call("ls", {})]
 
 
 def test_where_the_prompt_opens_a_thought_a_message_begins_in_it():

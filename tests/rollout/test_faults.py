@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import gc
 import itertools
+import math
 import os
 import signal
 import threading
@@ -500,6 +501,8 @@ def test_an_answer_is_read_token_by_token():
     assert read(answer([7, 8, 9], weight_versions=spans)).versions.tolist() == [4, 5, 5]
     assert read(answer([7, 8, 9])).finish == ""  # the model's own end of text, which no request had as a stop
     assert read(answer([7] * 8, "length")).finish == "length"
+    # What was given up after the message's own end is whole.
+    assert read(answer([7, 2], "abort")).finish == "stop" and read(answer([7, 8], "abort")).finish == "abort"
 
 
 @pytest.mark.parametrize(
@@ -517,6 +520,7 @@ def test_an_answer_is_read_token_by_token():
         answer([7], output_token_logprobs=[[-0.5, 8, None]]),
         answer([7, 8], weight_versions=[{"version": "4", "start": 0, "end": 1}]),
         answer([7], finish_reason=None),
+        *(answer([7], output_token_logprobs=[[p, 7, None]]) for p in (None, math.nan, -math.inf, 0.7)),
     ],
 )
 def test_what_is_no_answer_is_a_fault(data):

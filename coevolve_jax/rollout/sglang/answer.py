@@ -10,6 +10,8 @@ import numpy as np
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.sglang.fleet import Fault
 
+ABOVE = 1e-2  # nats above 0 that a server's rounding may give a certain token
+
 
 def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
     """Returns the counts of a message (see `Engine.counts`) from a server's meta_info.
@@ -33,6 +35,8 @@ def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[in
         ids = np.asarray(answer["output_ids"], np.int32).reshape(-1)
         told = meta["output_token_logprobs"]
         logprobs = np.asarray([entry[0] for entry in told], np.float32)
+        if not (np.isfinite(logprobs).all() and (logprobs < ABOVE).all()):
+            raise ValueError("a log-probability is no number, or above 0")
         if [entry[1] for entry in told] != ids.tolist() or len(ids) > budget:
             raise ValueError("its ids and log-probabilities do not belong together")
         if len(ids) and not (0 <= ids.min() and ids.max() < vocabulary):
@@ -46,7 +50,8 @@ def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[in
         if (versions < 0).any():
             raise ValueError("it does not say which weights sampled each token")
         reason = meta["finish_reason"]
-        if reason["type"] == "abort":
+        stopped = len(ids) > 0 and ids[-1] in stop_ids
+        if reason["type"] == "abort" and not stopped:
             return Completion(
                 ids, logprobs, "abort", versions, f"the server gave it up: {reason.get('message')}"[:300]
             )
@@ -54,5 +59,5 @@ def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[in
             raise ValueError("it holds no token")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise Fault(f"/generate answered what cannot be read: {type(error).__name__}: {error}") from None
-    finish = "stop" if ids[-1] in stop_ids else "length" if len(ids) == budget else ""
+    finish = "stop" if stopped else "length" if len(ids) == budget else ""
     return Completion(ids, logprobs, finish, versions)
