@@ -249,7 +249,7 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     alike = changed(whole, tmp_path / "alike", "final/final.json", json.dumps(result))
     report.write_report(alike)
     test = visit(address(alike)).locator("section.group", has_text="The test, read after the end")
-    row = lambda name: test.get_by_role("row", name=re.compile(f"^{name}")).inner_text()
+    row = lambda name: test.get_by_role("row", name=re.compile(f"^{name} ")).inner_text()
     assert "one seed: none" in row("SD") and "all seeds alike: none" in row("FT")
     # Hostile text is text, and a campaign that goes on fits on a phone.
     other = shutil.copytree(half, tmp_path / "half", symlinks=True)
