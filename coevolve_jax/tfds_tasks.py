@@ -42,7 +42,7 @@ FEATURES = tfds.features.FeaturesDict(
         "parent": tfds.features.Text(
             doc="id of the task whose rollout carried the signal; else of the scenario"
         ),
-        "born": tfds.features.Scalar(np.int32, doc="GRPO step"),
+        "born": tfds.features.Scalar(np.int32, doc=tables.TASKS["born"].about),
         "tools": _TOOLS,
         "calls": tfds.features.Scalar(np.int32, doc="reference calls of all turns"),
         "visits": tfds.features.Scalar(np.int32, doc="steps that rolled it out and scored it"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,7 @@ def comparison_view(comparison: Comparison) -> dict:
                 "seed": seed,
                 "success": summary.get("held_out_success_after"),
                 "done": bool(summary),
+                "report": (arm, seed) in comparison.reports,
                 "diverged": comparison.failures.get((arm, seed), {}).get("step"),
             }
             for (arm, seed), summary in comparison.summaries.items()
@@ -49,7 +52,7 @@ def headline(comparison: Comparison) -> dict:
     plan, result, cells = comparison.plan, comparison.result, comparison.summaries
     finished = sum(bool(summary) for summary in cells.values())
     arms, seeds = result.get("arms") or plan.get("arms") or [], plan.get("seeds") or []
-    wanted = len(plan.get("arms") or ()) * len(seeds) * len(plan.get("settings") or [{}])
+    wanted = _wanted(plan)
     facts = [f"{name}: {plan[name]}" for name in ("date", "machine", "command") if plan.get(name)]
     lead = f"{len(arms)} arms over {len(seeds)} seeds, compared by {_metric(result)}."
     if not result:
@@ -59,6 +62,17 @@ def headline(comparison: Comparison) -> dict:
     for row in [row for row in result.get("planned") or () if row.get("difference") is not None][:3]:
         cards.append((f"{row['a']} − {row['b']}", f"{100 * row['difference']:+.1f} points", _spread(row)))
     return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
+
+
+def _wanted(plan: Mapping[str, Any]) -> int:
+    """The number of cells of a plan: of its own arms, and of those that were run elsewhere and joined it."""
+    own = itertools.product(plan.get("arms") or (), plan.get("seeds") or (), plan.get("settings") or [{}])
+    joined = (
+        (cell["arm"], cell["seed"], dict(cell["setting"]))
+        for bundle in plan.get("joined") or ()
+        for cell in bundle["cells"]
+    )
+    return len({json.dumps(cell, sort_keys=True) for cell in (*own, *joined)})
 
 
 def _spread(row: Mapping[str, Any]) -> str:

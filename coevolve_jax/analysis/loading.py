@@ -9,10 +9,13 @@ import json
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coevolve_jax.records.logs import TRAJECTORIES
+from coevolve_jax.types import QUERY
+
+SIGNAL = {"kind", "task_id", "rollout_index", "step"}  # keys of a Signal; "pattern" may be left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Run:
     """The files of a workdir. A file that does not exist yet gives an empty value.
 
     failure: the step and the reason of a divergence.
+    forked: the run that a fork goes on from (records/workdir.py).
     rows: of metrics.jsonl.
     trajectories: (step, rows), by step.
     llm_calls: packed as in the file (records/llm_calls.py).
@@ -30,6 +34,7 @@ class Run:
     config: dict
     summary: dict
     failure: dict
+    forked: dict
     rows: list[dict]
     tasks: list[dict]
     held_out: list[dict]
@@ -40,6 +45,16 @@ class Run:
     costs: list[dict]
     trajectories: list[tuple[int, list[dict]]]
     written: datetime.datetime
+
+    @functools.cached_property
+    def fired(self) -> list[dict]:
+        """The rows of signals.jsonl that are signals."""
+        return fired(self.signals)
+
+    @functools.cached_property
+    def queries(self) -> set[str]:
+        """Ids of the tasks of D_t that are held-out queries, whose answers are not told in training."""
+        return {task["id"] for task in self.tasks if is_query(task)}
 
     @functools.cached_property
     def seconds(self) -> dict[str, float]:
@@ -84,6 +99,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
         config=_values(workdir / "config.json"),
         summary=_values(workdir / "summary.json"),
         failure=_values(workdir / "failure.json"),
+        forked=load_forked(workdir),
         rows=_lines(workdir / "metrics.jsonl"),
         trajectories=trajectories,
         written=written,
@@ -98,6 +114,7 @@ class Comparison:
     plan, result: plan.json, comparison.json.
     summaries: summary.json by (arm, seed) of the cell; {} for an unfinished cell.
     failures: failure.json by (arm, seed) of cells that diverged.
+    reports: (arm, seed) of the cells that have a report.
     written: the time of the newest JSON file in the folder itself.
     """
 
@@ -106,6 +123,7 @@ class Comparison:
     result: dict
     summaries: dict[tuple[str, str], dict]
     failures: dict[tuple[str, str], dict]
+    reports: set[tuple[str, str]]
     written: datetime.datetime
 
 
@@ -127,12 +145,28 @@ def load_comparison(folder: str | os.PathLike) -> Comparison:
             for path in cells
             if (failure := _values(path / "failure.json")) and not (path / "summary.json").exists()
         },
+        reports={_cell(path) for path in cells if (path / "report.html").is_file()},
         written=datetime.datetime.fromtimestamp(written),
     )
 
 
 def _cell(workdir: pathlib.Path) -> tuple[str, str]:
     return workdir.parent.name, workdir.name.removeprefix("seed_")
+
+
+def load_forked(workdir: str | os.PathLike) -> dict:
+    """Reads what a fork says of the run that it goes on from; {} where the workdir is no fork's."""
+    return _values(pathlib.Path(workdir) / "forked.json")
+
+
+def load_fired(workdir: str | os.PathLike) -> list[dict]:
+    """Reads the signals of a run."""
+    return fired(_lines(pathlib.Path(workdir) / "signals.jsonl"))
+
+
+def fired(rows: Iterable[dict]) -> list[dict]:
+    """Returns the rows with a Signal's keys. A strategy may log others, in its own format."""
+    return [row for row in rows if SIGNAL <= row.keys()]
 
 
 def is_comparison(folder: str | os.PathLike) -> bool:
@@ -178,6 +212,11 @@ def fate(tasks: Mapping[str, Any]) -> list[tuple[str, int]]:
     refused = sorted(tasks["refused"].items(), key=lambda item: (-item[1], item[0]))
     verdicts = [(name, tasks[name]) for name in ("proposed", "accepted", "retained")]
     return verdicts + [(f"refused: {reason}", n) for reason, n in refused]
+
+
+def is_query(task: Mapping) -> bool:
+    """Whether a row of tasks.jsonl is a held-out query, whose answer is not told in training."""
+    return task["lineage"]["kind"] == QUERY
 
 
 def asked_for(task: Mapping) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from collections import Counter, defaultdict
@@ -10,15 +11,15 @@ from typing import Any
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.costs import cost_view
-from coevolve_jax.analysis.loading import Run, asked_for
+from coevolve_jax.analysis.loading import Run, asked_for, is_query
 from coevolve_jax.analysis.origins import by_task, refused
-from coevolve_jax.analysis.summary import clock, interval, lost_text, p_value
+from coevolve_jax.analysis.summary import clock, fork_line, interval, lost_text, p_value
 from coevolve_jax.envs import base, family
 from coevolve_jax.records.health import RULES
 from coevolve_jax.records.logs import flatten
 from coevolve_jax.types import GIVEN, Task
 
-QUERY = 160  # characters of a query in lists
+LISTED = 160  # characters of a query in lists
 
 
 def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
@@ -35,6 +36,7 @@ def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
         "headline": headline(run, result),
         "metrics": columns(run.rows),
         "alerts": alerts(run),
+        "signal_kinds": sorted({row["kind"] for row in run.fired}),
         "held_out": held_out(run, result),
         "evaluations": evaluations(run.evaluations),
         "leak_thresholds": leak_thresholds(run.config.get("data", {})),
@@ -58,6 +60,7 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
         f"strategy {strategy}",
         f"seed {summary.get('seed', run.config.get('seed', 'unknown'))}",
         f"{summary.get('steps', len(run.rows))} steps",
+        *([fork_line(run.forked)] if run.forked else []),
         f"files of {run.written:%Y-%m-%d %H:%M}",
         f"config {summary.get('config_digest', 'digest not recorded yet')}",
         *(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
@@ -79,10 +82,12 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
         note = "; ".join([f"95% intervals {spans[0]} and {spans[1]}", *lost_sides(summary)])
         success = (f"{before.value:.0%} → {after.value:.0%}", note)
         span, p = interval(result.paired.difference, "{:+.1f}", 100), p_value(result.paired.p)
-        test = f"{span}; {p}, paired over {result.paired.tasks} tasks"
+        test = f"{span}; {p}, paired {stats.units(result.paired)}"
         if worst := stats.held_out_at_worst(summary):
             moved = worst.paired.difference.value
             test += f"; {100 * moved:+.1f} points if lost trials are failures"
+        if caveat := stats.caveat(result.paired):
+            test += f". {caveat}"
         gain = (f"{100 * result.paired.difference.value:+.1f} points", test)
     elif summary and (lost := lost_sides(summary)):
         success = ("—", "; ".join(lost))
@@ -221,24 +226,50 @@ def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
     """
     from coevolve_jax.analysis.task_map import coordinates  # scipy's sparse matrices: not at a run's start
 
-    rows = [*run.tasks, *run.held_out]
+    # A query that is learned from lies in both files: it is one row, with its record and its reference calls.
+    held_out, trained = {task["id"]: task for task in run.held_out}, {task["id"] for task in run.tasks}
+    rows = [{**task, **held_out.get(task["id"], {})} for task in run.tasks]
+    rows += [task for task in run.held_out if task["id"] not in trained]
     features = _features(run.config)
     points, share = coordinates([features(Task.from_json(_known(row))) for row in rows])
     fired = defaultdict(list)
-    for signal in run.signals:
-        fired[signal.get("kind"), signal.get("task_id")].append(signal)
+    for signal in run.fired:
+        fired[signal["kind"], signal["task_id"]].append(signal)
     made = {p["task"]: row for row in run.explorations for p in row["proposals"] if p["task"]}
     thresholds = leak_thresholds(run.config.get("data", {}))
     result = [
         {**_task(row, point, fired, made.get(row["id"])), "leak": _leak(row["lineage"], thresholds)}
         for row, point in zip(rows, points.tolist())
     ]
-    details = run.summary.get("held_out") or {}
-    by_task = {when: (details.get(when) or {}).get("by_task") or {} for when in ("before", "after")}
+    by_task = {when: _results(run.summary, when) for when in ("before", "after")}
+    for task in result:
+        if task["id"] in held_out:
+            task["results"] = {when: counts.get(task["id"]) for when, counts in by_task.items()}
     for task in result[len(run.tasks) :]:
         task["origin"] = "evaluation"
-        task["results"] = {when: counts.get(task["id"]) for when, counts in by_task.items()}
+    for task, step in zip(result, _joined(run)):
+        task["joined"] = step
     return result[: len(run.tasks)], result[len(run.tasks) :], share
+
+
+def _results(summary: Mapping, when: str) -> dict[str, list]:
+    """Returns [successes, trials] by id of the tasks of all held-out sets, before or after training."""
+    sides = [(summary.get(name) or {}).get(when) or {} for name in ("held_out", "balanced", "queries")]
+    return {task: counts for side in sides for task, counts in (side.get("by_task") or {}).items()}
+
+
+def _joined(run: Run) -> list[int | None]:
+    """The step after which each task joined D_t; None for those of D_0.
+
+    D_t only grows, and tasks.jsonl is in the order of its growth.
+    """
+    sizes = [row["tasks"] for row in run.rows]
+    steps = [*(row["step"] for row in run.rows), None]
+    joined = (steps[bisect.bisect_right(sizes, place)] for place in range(len(run.tasks)))
+    return [
+        None if (born := task["lineage"])["kind"] in GIVEN else born["step"] if step is None else step
+        for task, step in zip(run.tasks, joined)
+    ]
 
 
 def leak_thresholds(data: Mapping) -> dict[str, float]:
@@ -273,6 +304,7 @@ def _known(row: Mapping) -> dict:
 def _task(row: Mapping, point: Sequence[float], fired: Mapping, explored: Mapping | None) -> dict:
     """A task's row of the page. explored: the row of explorations.jsonl that the task was made from."""
     born, record = row["lineage"], row.get("record") or {}
+    told = not is_query(row)  # the scores of a query are none: its answer is not told
     signals = [s for s in fired.get((born["signal"], born["parent"]), ()) if s["step"] <= born["step"]]
     # The signal that the reflection names; else the last of its kind on the parent before the task's birth.
     named = [s for s in signals if (born["context"] or "").startswith(_signal_name(s))] or signals
@@ -290,8 +322,8 @@ def _task(row: Mapping, point: Sequence[float], fired: Mapping, explored: Mappin
         "reflection": explored and explored["context"],
         "explored": explored and [_explored(explored["triplets"][i]) for i in born["triplets"]],
         "visits": record.get("visits", record.get("trained")),
-        "first_score": _rounded(record.get("first_score")),
-        "last_score": _rounded(record.get("last_score")),
+        "first_score": _rounded(record.get("first_score")) if told else None,
+        "last_score": _rounded(record.get("last_score")) if told else None,
         "x": _rounded(point[0]),
         "y": _rounded(point[1]),
     }
@@ -307,25 +339,29 @@ def _signal_name(signal: Mapping) -> str:
 
 
 def trajectories(run: Run) -> dict[str, list]:
-    """Columns for lists and filters, with one entry per logged trajectory."""
+    """Columns for lists and filters, with one entry per logged trajectory.
+
+    Of a held-out query, success and reward are None: its answer is not told.
+    """
     fired = defaultdict(list)
-    for s in run.signals:
-        kind = f"{s.get('kind')}: {s['pattern']}" if s.get("pattern") else s.get("kind")
-        fired[s["step"], s.get("task_id"), s.get("rollout_index")].append(kind)
+    for s in run.fired:
+        kind = f"{s['kind']}: {s['pattern']}" if s.get("pattern") else s["kind"]
+        fired[s["step"], s["task_id"], s["rollout_index"]].append(kind)
     index = defaultdict(list)
     for step, rows in run.trajectories:
         for row in rows:
             index["step"].append(step)
             index["task"].append(row["task_id"])
             index["rollout"].append(row["rollout_index"])
-            index["success"].append(bool(row["success"]))
+            told = row["task_id"] not in run.queries
+            index["success"].append(bool(row["success"]) if told else None)
             index["valid"].append(bool(row["valid"]))
-            index["reward"].append(_rounded(row["reward"]))
+            index["reward"].append(_rounded(row["reward"]) if told else None)
             index["stop"].append(row["stop"])
             index["tokens"].append(row["policy_tokens"])
             index["calls"].append(len(row["steps"]))
             index["signals"].append(fired.get((step, row["task_id"], row["rollout_index"]), []))
-            index["query"].append(row["queries"][0][:QUERY] if row["queries"] else "")
+            index["query"].append(row["queries"][0][:LISTED] if row["queries"] else "")
     return index
 
 

@@ -22,6 +22,7 @@ from coevolve_jax.types import QUERY
 SETS = {"iid": "held_out", "balanced": "balanced", "queries": QUERY}  # held-out set -> kind of its tasks
 HELP = "+help"  # after the name of a held-out set: its tasks once more, with the strategy's hints
 RESAMPLES = 10_000
+FEW = 15  # scenarios: with fewer, a bootstrap interval covers less than it says
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
 
 
@@ -48,6 +49,17 @@ class Paired:
     p: float
     tasks: int
     clusters: int
+
+
+def units(paired: Paired) -> str:
+    """Text of what a comparison is over."""
+    return f"over {paired.tasks} tasks in {paired.clusters} scenarios"
+
+
+def caveat(paired: Paired) -> str:
+    """A sentence where there are fewer than FEW scenarios; "" elsewhere."""
+    few = f"With fewer than {FEW} scenarios the 95% intervals are too narrow."
+    return few if paired.clusters < FEW else ""
 
 
 def resample(clusters: int, rng: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:

@@ -13,7 +13,8 @@ import tqdm
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.costs import KEYS, by_role
-from coevolve_jax.analysis.loading import fate
+from coevolve_jax.analysis.loading import fate, load_fired, load_forked
+from coevolve_jax.types import SIGNAL_KINDS
 
 
 class Progress:
@@ -39,9 +40,10 @@ class Progress:
         seconds = row["seconds"]["step"]
         # Steps with evolution take longer, so show an average over about the last ten.
         self._seconds = seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * seconds
+        signals = sum(row["signals"].get(kind, 0) for kind in SIGNAL_KINDS)
         shown = (
             f"reward {_shown(row['reward'], '.2f')}, success {_shown(row['success'], '.0%')}, "
-            f"signals {sum(row['signals'].values())}, |D| {row['tasks']}, {self._seconds:.1f} s/step"
+            f"signals {signals}, |D| {row['tasks']}, {self._seconds:.1f} s/step"
         )
         self.advance(shown)
 
@@ -68,11 +70,15 @@ class Progress:
 
 
 def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -> str:
-    """Returns the end-of-run table of a summary.json, as aligned plain text. workdir: prefix of its files."""
-    signals, seconds = summary["signals"], summary["seconds"]
+    """Returns the end-of-run table of a summary.json, as aligned plain text. workdir: of the run."""
+    # A strategy also counts what is no signal, such as the skills that it keeps.
+    kinds = {*SIGNAL_KINDS, *(row["kind"] for row in load_fired(workdir))} if workdir else SIGNAL_KINDS
+    signals = {kind: n for kind, n in summary["signals"].items() if kind in kinds}
+    forked, seconds = load_forked(workdir) if workdir else {}, summary["seconds"]
     total, fired = sum(seconds.values()), sum(signals.values())
     share = summary.get("evolution_share")
     blocks = [
+        *([(fork_line(forked), [])] if forked else []),
         *([(warm_start_line(summary["warm_start"]), [])] if summary.get("warm_start") else []),
         (
             f"Held-out success ({summary['held_out_tasks']} {summary.get('held_out_split', '')} tasks)",
@@ -102,6 +108,14 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
     for title, lines in blocks:
         text += [title, *(f"  {a:<{left}}{b:<{middle}}{c}".rstrip() for a, b, c in lines), ""]
     return "\n".join(text)
+
+
+def fork_line(told: Mapping[str, Any]) -> str:
+    """One line about the run that a fork goes on from. told: its forked.json."""
+    run, digest = pathlib.PurePath(told["run"]).name, told["config_digest"]
+    return (
+        f"goes on from step {told['step']} of {run} (config {digest}), whose strategy was {told['strategy']}"
+    )
 
 
 def warm_start_line(told: Mapping[str, Any]) -> str:
@@ -146,13 +160,13 @@ def _paid(own: Mapping[str, float]) -> str:
 def held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Held-out success of a summary.json, line by line: what it is, its value, and its interval or a note."""
     result, worst = stats.held_out(summary), stats.held_out_at_worst(summary)
-    lines = _result_lines(result) if result else [("not measured", "", "")]
+    lines = [*_result_lines(result), *_caveat_lines(result)] if result else [("not measured", "", "")]
     if worst:
         lines += [(f"{name}, lost as failures", value, note) for name, value, note in _result_lines(worst)]
     lines += _help_lines(summary)
     asked = summary.get("queries")
     told = asked and stats.before_and_after(asked["before"], asked["after"])
-    for name, value, note in _result_lines(told) if told else []:
+    for name, value, note in [*_result_lines(told), *_caveat_lines(told)] if told else []:
         lines.append((f"queries, {name}", value, note))
     for name, key in (("i.i.d.", "held_out"), ("balanced", "balanced"), ("queries", "queries")):
         for when, row in (summary.get(key) or {}).items():
@@ -192,9 +206,14 @@ def _result_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:
         (
             "paired permutation test",
             f" {p_value(result.paired.p)}",
-            f"over {result.paired.tasks} tasks in {result.paired.clusters} scenarios",
+            stats.units(result.paired),
         ),
     ]
+
+
+def _caveat_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:
+    caveat = stats.caveat(result.paired)
+    return [("few scenarios", "", caveat)] if caveat else []
 
 
 def interval(e: stats.Estimate, form: str, scale: float = 1) -> str:

@@ -10,24 +10,42 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.analysis.loading import fate
-from coevolve_jax.analysis.summary import held_out_lines
+from coevolve_jax.analysis.loading import fate, load_forked
+from coevolve_jax.analysis.summary import fork_line, held_out_lines
 from coevolve_jax.records.files import write_text
 
 RUN_CONFIG = "run_config.json"  # beside the card
 ADAPTER = "adapter"  # folder beside the card, of a run with LoRA
+AGAIN = (
+    "",
+    "## Again",
+    "",
+    "In the folder where the run was started, since its config may name files by where they lie from "
+    f"there; {RUN_CONFIG} lies beside this card:",
+    "",
+    f"    mkdir again && cp POLICY/{RUN_CONFIG} again/config.json && coevolve train --workdir=again",
+    "",
+    "The same versions on a machine of the same kind give the same bits where the in-process engine "
+    "generates.",
+)
 
 
 def write(folder: str | os.PathLike, config: ConfigDict, summary: Mapping[str, Any]) -> None:
-    """Writes the card and the run's config into the folder of its policy. summary: of summary.json."""
+    """Writes the card and the run's config into the folder of its policy, `policy` in the run's workdir.
+
+    summary: of summary.json.
+    """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
     write_text(folder / RUN_CONFIG, configs.to_json(config))
-    write_text(folder / "README.md", card(config, summary))
+    write_text(folder / "README.md", card(config, summary, load_forked(folder.parent)))
 
 
-def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
-    """Returns the card's text: base, data, method, held-out figures with intervals, versions, command."""
+def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, Any] | None = None) -> str:
+    """Returns the card's text: base, data, method, held-out figures with intervals, versions, command.
+
+    forked: forked.json of a fork. Beyond step 0 its card has no command: its config alone does not make it.
+    """
     c, learner = config, config.learner
     warm, trained, started = summary.get("warm_start"), "all", "none"
     if learner.lora_rank:
@@ -38,6 +56,7 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
     base = {"base model": f"`{c.model}`", "warm start": started, "trained parameters": trained}
     method = {
         "strategy": f"`{c.strategy.name}`",
+        **({"fork": fork_line(forked)} if forked else {}),
         "updates": f"{summary['steps']} GRPO steps, seed {c.seed}",
         "batch": f"{c.rollout.tasks_per_step} tasks, {c.rollout.group_size} rollouts each",
         "learning rate": f"{learner.learning_rate:g}, KL coefficient {learner.kl_coef:g}",
@@ -77,16 +96,7 @@ def card(config: ConfigDict, summary: Mapping[str, Any]) -> str:
             f"temperature {after['temperature']:g}. They say whether the run learned what its training set "
             "teaches. They are no score of a benchmark.",
             *_section("Versions", summary["versions"]),
-            "",
-            "## Again",
-            "",
-            "In the folder where the run was started, since its config may name files by where they lie from "
-            f"there; {RUN_CONFIG} lies beside this card:",
-            "",
-            f"    mkdir again && cp POLICY/{RUN_CONFIG} again/config.json && coevolve train --workdir=again",
-            "",
-            "The same versions on a machine of the same kind give the same bits where the in-process engine "
-            "generates.",
+            *([] if forked and forked["step"] else AGAIN),
             "",
         ]
     )

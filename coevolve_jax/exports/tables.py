@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from coevolve_jax.analysis.loading import Run, asked_for
+from coevolve_jax.analysis.loading import Run, asked_for, is_query
 from coevolve_jax.records import rollouts
 
 Row = dict[str, Any]
@@ -25,19 +25,25 @@ TASKS = {
     "queries": Column("text[]", "what the user says, turn by turn"),
     "asked_for": Column("text", "kind of the signal that it was made for; or random, initial, benchmark"),
     "parent": Column("text", "id of the task whose rollout carried the signal; else of the scenario"),
-    "born": Column("int", "GRPO step"),
+    "born": Column(
+        "int",
+        "GRPO step after which the evolution that made it began; 0 for D_0. It joins D_t "
+        "config.evolution.async_steps later",
+    ),
     "tools": Column("text[]", "that its solution calls, in order of the first call"),
     "calls": Column("int", "of its solution, in all turns"),
     "visits": Column("int", "steps that rolled it out and scored it"),
-    "first_score": Column("float", "mean reward at the first visit; null before it"),
-    "last_score": Column("float", "mean reward at the last visit; null before it"),
+    "first_score": Column("float", "mean reward at the first visit; null before it and for held-out queries"),
+    "last_score": Column("float", "mean reward at the last visit; null before it and for held-out queries"),
 }
 OUTCOME = {
     "step": Column("int", "GRPO step of the rollout"),
     "task_id": Column("text", "id of its task"),
     "rollout_index": Column("int", "its place in the task's group"),
-    "reward": Column("float", "as the environment graded it"),
-    "success": Column("bool", "whether the task was solved"),
+    "reward": Column(
+        "float", "as the environment graded it; null for a held-out query, whose answer is not told"
+    ),
+    "success": Column("bool", "whether the task was solved; null for a held-out query"),
     "valid": Column("bool", "false where our own infrastructure failed; such rollouts count in no rate"),
     "stop": Column("text", "why it ended: done, token_limit, step_limit, context_limit, call_failed, ..."),
     "advantage": Column("float", "mean over the policy's tokens; null where nothing was learned from it"),
@@ -75,6 +81,7 @@ def task_rows(run: Run) -> Iterator[Row]:
 def task_row(line: Mapping[str, Any]) -> Row:
     """A row of TASKS from a line of tasks.jsonl."""
     lineage, record = line["lineage"], line["record"]
+    told = not is_query(line)
     calls = [call["name"] for turn in line["turns"] for call in turn["calls"]]
     return {
         "task": json.dumps(line),
@@ -86,8 +93,8 @@ def task_row(line: Mapping[str, Any]) -> Row:
         "tools": [plain(name) for name in dict.fromkeys(calls)],
         "calls": len(calls),
         "visits": record["trained"],
-        "first_score": record["first_score"],
-        "last_score": record["last_score"],
+        "first_score": record["first_score"] if told else None,
+        "last_score": record["last_score"] if told else None,
     }
 
 
@@ -95,8 +102,10 @@ def trajectory_rows(run: Run) -> Iterator[Row]:
     """Rows of TRAJECTORIES: the rollouts in trajectories/, up to config.logging.trajectories of a step."""
     for _, rows in run.trajectories:
         for row in rows:
+            told = row["task_id"] not in run.queries
             yield {
-                **{key: row[key] for key in ("step", "rollout_index", "reward", "success", "valid")},
+                **{key: row[key] for key in ("step", "rollout_index", "valid")},
+                **{key: row[key] if told else None for key in ("reward", "success")},
                 "advantage": row.get("advantage"),
                 "policy_tokens": row["policy_tokens"],
                 "task_id": plain(row["task_id"]),
@@ -117,8 +126,8 @@ def rollout_rows(workdir: str, step: int) -> Iterator[Row]:
                 "step": step,
                 "task_id": plain(t.task_id),
                 "rollout_index": t.rollout_index,
-                "reward": t.outcome.reward,
-                "success": t.outcome.success,
+                "reward": None if group.task.is_query else t.outcome.reward,
+                "success": None if group.task.is_query else t.outcome.success,
                 "valid": t.outcome.valid,
                 "stop": t.stop,
                 "advantage": advantage,

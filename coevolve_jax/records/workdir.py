@@ -25,6 +25,7 @@ ANSWERING = {
     f"explorer.{key}" for key in ("name", "model", "base_url")
 }  # a fork that changes one of these may ask another model
 MODEL = "explorer.json"
+FORKED = "forked.json"  # of a fork: the run, step, config and strategy that it goes on from
 WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
 # Files that may exist before D_0.
 STARTED = ("config.json", MODEL, "tensorboard", "wandb", "trackio", "weights", "sglang_*.log")
@@ -192,6 +193,8 @@ def fork(
         half = Path(beside) / workdir.name
         claim(half, config)
         checkpoint.copy(folder, step, checkpoints(config, half))
+        told = {"run": str(run.absolute()), "step": step, "config_digest": configs.digest(theirs)}
+        write_text(half / FORKED, json.dumps({**told, "strategy": theirs.strategy.name}))
         for path in run.glob("*.jsonl"):
             shutil.copyfile(path, half / path.name)
         if (served := recorded_model(run)) and not ANSWERING & set(overrides or {}):

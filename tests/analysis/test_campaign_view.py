@@ -242,6 +242,15 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     registry = found.locator("section.group", has_text="Registry of diagnostics").locator("tbody tr")
     for row, texts in enumerate((["registered", "0.025"], ["refused", "nearer than 0.1 to 0.5"])):
         assert all(text in registry.nth(row).inner_text() for text in texts)
+    # A gain that is the same for all seeds has no interval, nor has that of one seed.
+    result = json.loads((whole / "final" / "final.json").read_text())
+    for name, seeds in (("SD", 1), ("FT", 3)):
+        result["gain"][name] |= {"low": None, "high": None, "seeds": seeds}
+    alike = changed(whole, tmp_path / "alike", "final/final.json", json.dumps(result))
+    report.write_report(alike)
+    test = visit(address(alike)).locator("section.group", has_text="The test, read after the end")
+    row = lambda name: test.get_by_role("row", name=re.compile(f"^{name} ")).inner_text()
+    assert "one seed: none" in row("SD") and "all seeds alike: none" in row("FT")
     # Hostile text is text, and a campaign that goes on fits on a phone.
     other = shutil.copytree(half, tmp_path / "half", symlinks=True)
     for path in [*other.glob("versions/v00[23]/*.json")]:

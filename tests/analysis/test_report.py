@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -20,7 +21,7 @@ from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.analysis.task_map import coordinates
 from coevolve_jax.records.health import RULES
 from coevolve_jax.types import SIGNAL_KINDS
-from tests.support.report_cases import fake_comparison, fake_workdir
+from tests.support.report_cases import fake_comparison, fake_task, fake_with_queries, fake_workdir
 
 EVIL = '<script>alert("x")</script>'
 
@@ -155,6 +156,68 @@ def test_the_list_of_trajectories_says_of_each_what_its_file_says(tmp_path):
         "query": ["x" * 160, *column("queries", lambda queries: queries[0] if queries else "")[1:]],
     }
     assert listed == told and {*told["success"]} == {True, False}
+
+
+def add(file, rows):
+    with open(file, "a") as log:
+        log.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_rows_and_counts_in_a_strategys_own_format_are_no_signals(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    before = build(path).view
+    named = before["tasks"][-1]["lineage"]
+    own = [
+        {"kind": "mine", "score": 0.5},
+        {"kind": named["signal"], "task_id": named["parent"], "p_hat": 0.5},
+    ]
+    add(path / "signals.jsonl", own)
+    assert build(path).view == before and before["signal_kinds"] == sorted(SIGNAL_KINDS)
+
+
+def test_a_query_that_is_learned_from_is_one_task_whose_rewards_are_not_told(tmp_path):
+    path, query = fake_with_queries(tmp_path / "run")
+    view = build(path).view
+    (shown,) = [t for t in (*view["tasks"], *view["evaluation_tasks"]) if t["id"] == "query-0-0"]
+    assert shown["origin"] == "query" and shown["visits"] == 5 and shown["turns"][0]["calls"]
+    assert shown["results"] == {"before": [0, 4], "after": [4, 4]} and shown["joined"] is None
+    assert shown["first_score"] is shown["last_score"] is None
+    listed = view["trajectories"]
+    at = listed["task"].index("query-0-0")
+    assert listed["success"][at] is listed["reward"][at] is None and listed["valid"][at]
+    assert None not in listed["success"][:at]
+
+
+def test_the_tasks_of_all_held_out_sets_have_results(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    add(path / "held_out.jsonl", [fake_task(np.random.default_rng(3), "b-0", kind="balanced").to_json()])
+    summary = json.loads((path / "summary.json").read_text())
+    sides = {"before": {"by_task": {"b-0": [1, 4]}}, "after": {"by_task": {"b-0": [4, 4]}}}
+    (path / "summary.json").write_text(json.dumps({**summary, "balanced": sides}))
+    results = {t["id"]: t["results"] for t in build(path).view["evaluation_tasks"]}
+    assert results["b-0"] == {"before": [1, 4], "after": [4, 4]}
+    assert results["held_000"]["after"] == summary["held_out"]["after"]["by_task"]["held_000"]
+
+
+def test_tasks_join_when_their_evolution_ends(tmp_path):
+    """Evolutions of steps 2 and 5 that take four steps; those of 8 and 11 have not ended yet."""
+    path = fake_workdir(tmp_path / "run")
+    rows = lines(path / "metrics.jsonl")
+    for row in rows:
+        row["tasks"] = 8 + 4 * sum(step + 4 <= row["step"] for step in (2, 5))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    joined = [t["joined"] for t in build(path).view["tasks"]]
+    assert joined == [None] * 8 + [6] * 4 + [9] * 4 + [8] * 4 + [11] * 4
+    joined = [t["joined"] for t in build(fake_workdir(tmp_path / "each", steps=3, every=1)).view["tasks"]]
+    assert joined == [None] * 8 + [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_fork_says_what_it_goes_on_from(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    told = {"run": "/runs/one", "step": 6, "config_digest": "9f3a", "strategy": "static"}
+    (path / "forked.json").write_text(json.dumps(told))
+    facts = build(path).view["headline"]["facts"]
+    assert "goes on from step 6 of one (config 9f3a), whose strategy was static" in facts
 
 
 def test_every_task_and_every_refusal_leads_to_what_is_behind_it(tmp_path):
@@ -367,8 +430,11 @@ def test_lost_trials_stand_in_the_cards_the_table_and_the_curves(tmp_path):
     rate = lambda counts: counts[0] / counts[1]
     gains = [rate(by_task[t]) - rate(before[t]) for t in both]  # what its interval and its test are of
     assert cards["Gain"][0] == f"{100 * sum(gains) / len(both):+.1f} points"
-    assert f"paired over {len(both)} tasks" in cards["Gain"][1]
-    assert cards["Gain"][1].endswith(f"; {100 * worst:+.1f} points if lost trials are failures")
+    assert f"paired over {len(both)} tasks in 7 scenarios" in cards["Gain"][1]
+    assert cards["Gain"][1].endswith(
+        f"; {100 * worst:+.1f} points if lost trials are failures. "
+        "With fewer than 15 scenarios the 95% intervals are too narrow."
+    )
     known, failed = view["evaluations"]
     assert (known["name"], failed["name"]) == ("iid, test", "iid, test: lost trials as failures")
     first, last = known["points"]
@@ -452,7 +518,7 @@ def test_a_gain_that_is_the_same_for_every_task_has_no_interval(tmp_path):
         summary["held_out"][when]["by_task"] = {f"held_{i:03d}": [solved, 4] for i in range(20)}
     (path / "summary.json").write_text(json.dumps(summary))
     cards = {title: note for title, _, note in build(path).view["headline"]["cards"]}
-    assert cards["Gain"] == "no interval: all tasks alike; p < 0.001, paired over 20 tasks"
+    assert cards["Gain"] == "no interval: all tasks alike; p < 0.001, paired over 20 tasks in 20 scenarios"
     assert cards["Held-out success"] == "95% intervals 0% to 17% and 83% to 100%"
     assert "+100.0 points" in summary_table(summary) and "no interval: all tasks alike" in summary_table(
         summary
@@ -494,6 +560,17 @@ def test_a_comparison_has_its_own_page(tmp_path):
     assert found.view["notes"][0] == "Read on the test set."
     found = build(fake_comparison(tmp_path / "begun", finished=False))
     assert "not finished: 0 of 9 runs" in found.text and found.view["tables"] == []
+
+
+def test_the_runs_of_a_comparison_are_its_own_and_those_that_joined(tmp_path):
+    path = fake_comparison(tmp_path / "compare", arms=("coevolve", "random", "guest"))
+    plan = json.loads((path / "plan.json").read_text())
+    guests = [{"arm": "guest", "seed": seed, "setting": []} for seed in range(3)]
+    again = {"arm": "random", "seed": 0, "setting": {}}
+    plan |= {"arms": ["coevolve", "random"], "joined": [{"cells": guests}, {"cells": [*guests, again]}]}
+    (path / "plan.json").write_text(json.dumps(plan))
+    shutil.rmtree(path / "cells/random/seed_2")
+    assert build(path).view["headline"]["cards"][0][1] == "8 of 9"
 
 
 COUNTS = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3)).map(Counter), max_size=12)

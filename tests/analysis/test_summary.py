@@ -1,6 +1,7 @@
 """Progress lines that do not flood the terminal, and a table of the outcome."""
 
 import io
+import json
 import re
 
 import pytest
@@ -25,8 +26,9 @@ def row(step, **changes):
 def test_progress_in_a_log_file_is_a_few_lines():
     stream = io.StringIO()
     progress = summary.Progress(100, stream=stream)
+    signals = {**row(0)["signals"], "skills": 12}  # a strategy counts more than signals
     for step in range(1, 101):
-        progress.update(row(step, reward=None if step == 10 else 0.25))
+        progress.update(row(step, reward=None if step == 10 else 0.25, signals=signals))
     progress.note("saved")
     progress.close()
     lines = stream.getvalue().splitlines()
@@ -86,6 +88,39 @@ def test_summary_table_shows_every_block():
     assert text.index("does not run") < text.index("duplicate") and "runs/x/report.html" in text
     rollout, update = (next(line for line in lines if name in line) for name in ("rollout", "update"))
     assert rollout.index("75.0%") == update.index("15.0%")
+
+
+def test_what_a_strategy_counts_besides_signals_is_none_of_the_table(tmp_path):
+    rows = [{"kind": "mine", "task_id": "t", "rollout_index": 0, "step": 3}, {"kind": "extractor", "step": 3}]
+    (tmp_path / "signals.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    counted = {**SUMMARY, "signals": {**SUMMARY["signals"], "mine": 50, "skills": 1830, "extractor": 60}}
+    lines = {
+        line.split()[0]: line.split()[1:]
+        for line in summary.summary_table(counted, tmp_path).splitlines()
+        if line.startswith("  ")
+    }
+    assert lines["mine"] == ["50", "50.0%"] and lines["boundary"] == ["25", "25.0%"]
+    assert "skills" not in lines and "extractor" not in lines
+    assert "skills" not in summary.summary_table(counted)
+
+
+def test_a_fork_names_in_its_first_line_what_it_goes_on_from(tmp_path):
+    told = {"run": "/runs/one", "step": 30, "config_digest": "9f3a", "strategy": "static"}
+    (tmp_path / "forked.json").write_text(json.dumps(told))
+    line = "goes on from step 30 of one (config 9f3a), whose strategy was static"
+    assert summary.summary_table(SUMMARY, tmp_path).splitlines()[0] == line
+
+
+def test_few_scenarios_have_a_caveat():
+    def text(scenarios):
+        side = lambda n: {
+            "by_task": {f"t{i}": [n + i % 2, 4] for i in range(30)},
+            "scenarios": {f"t{i}": i % scenarios for i in range(30)},
+        }
+        return summary.summary_table({**SUMMARY, "held_out": {"before": side(1), "after": side(2)}})
+
+    caveat = "With fewer than 15 scenarios the 95% intervals are too narrow."
+    assert caveat in text(14) and "over 30 tasks in 14 scenarios" in text(14) and caveat not in text(15)
 
 
 def test_a_warm_start_is_one_line_of_the_table():

@@ -13,7 +13,7 @@ import pytest
 
 from coevolve_jax.analysis import live, page, report
 from tests.support.browsing import PATIENCE, PHONE, address, browser, needs_browser, visit  # noqa: F401
-from tests.support.report_cases import fake_comparison, fake_workdir, poisoned
+from tests.support.report_cases import fake_comparison, fake_with_queries, fake_workdir, poisoned
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the report: make test installs it"
@@ -522,8 +522,8 @@ def test_the_live_server_answers_this_machine_and_nothing_else(tmp_path):
 
 def test_a_comparison_shows_differences_curves_and_the_way_to_each_run(visit, tmp_path):
     path = fake_comparison(tmp_path / "compare", seeds=(0, 1))
-    report.write_report(path)
     report.write_report(path / "cells/random/seed_1")
+    report.write_report(path)
     found = visit(address(path))
     text = found.locator("#panels").inner_text()
     for expected in (
@@ -537,9 +537,8 @@ def test_a_comparison_shows_differences_curves_and_the_way_to_each_run(visit, tm
     ):
         assert expected in text, expected
     assert found.locator("#panels canvas").count() == 2 and pixels(found, "#panels canvas >> nth=1") > 100
-    found.locator("table").last.get_by_role("row", name=re.compile("^random")).get_by_role(
-        "link"
-    ).last.click()
+    assert found.locator("table").last.get_by_role("link").count() == 1  # the others have no report
+    found.locator("table").last.get_by_role("link").click()
     found.wait_for_selector("html[data-ready]")
     assert (
         found.url.endswith("cells/random/seed_1/report.html")
@@ -579,6 +578,112 @@ def test_lost_trials_and_diverged_seeds_stand_in_a_comparison(visit, tmp_path):
     assert "coevolve, lost trials as failures" in found.locator("#panels").inner_text()
     runs = found.locator("table").last.get_by_role("row", name=re.compile("^random"))
     assert "diverged at step 5" in runs.inner_text()
+
+
+def swatches(plot):
+    """The label and the swatch of each line of a legend."""
+    return plot.locator(".entry").evaluate_all(
+        "all => all.map(e => [e.textContent, e.querySelector('i').style.background])"
+    )
+
+
+def test_lines_that_share_a_colour_are_told_apart_by_their_dashes(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    row = {"step": 0, "split": "dev", "success": 0.5, "samples": 4, "macro_weak": 0.2}
+    rows = [
+        {**row, "set": name + more, "by_task": {"a": [2, 4], "b": [1, 3]}}
+        for name in ("iid", "balanced", "queries")
+        for more in ("", "+help")
+    ]
+    (path / "evaluations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    report.write_report(path)
+    shown = dict(swatches(visit(address(path)).locator("figure", has_text="Held-out success").first))
+    assert len(shown) == len(set(shown.values())) == 18
+    hue = lambda name: re.search(r"--\w+", shown[name])[0]
+    assert hue("iid, dev") == hue("iid+help, dev: weak tools") != hue("balanced, dev")
+
+    path = fake_comparison(tmp_path / "compare", arms=[f"arm_{k}" for k in range(26)], seeds=(0,))
+    result = json.loads((path / "comparison.json").read_text())
+    for arm in result["curves"]["iid"].values():
+        arm["if_lost_failed"] = [None, 0.2, 0.3]
+    (path / "comparison.json").write_text(json.dumps(result))
+    report.write_report(path)
+    shown = swatches(visit(address(path)).locator("figure").first)
+    assert len(shown) == len({background for _, background in shown}) == 52
+
+
+def test_a_query_is_learned_from_and_its_success_is_not_told(visit, tmp_path):
+    path, query = fake_with_queries(tmp_path / "run")
+    report.write_report(path)
+    found = visit(address(path, view="tasks", task=query.id))
+    detail = found.locator("#tasks .detail")
+    expect(detail.locator("h2")).to_contain_text("learned from without its answer")
+    expect(detail).to_contain_text("before 0 of 4, after 4 of 4")
+    detail.get_by_role("link", name="step 11: not told").click()
+    shown = found.locator("#trajectories .detail")
+    expect(shown.locator("h2")).to_contain_text("not told")
+    assert "0.00" not in shown.locator("dl").inner_text() and shown.locator(".failure").count() == 0
+    found.select_option("select[name=outcome]", "not told")
+    expect(found.locator("#trajectories .count")).to_have_text("1 of 13")
+    found.keyboard.press("1")
+    expect(found.locator("#panels")).to_contain_text("The queries are learned from without their answers.")
+    assert "Tasks never trained on" not in found.locator("#panels").inner_text()
+    assert "query," not in found.locator("figure", has_text="Gain by what asked").inner_text()
+
+
+def test_signals_and_growth_count_what_they_name(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=4, every=1)
+    rows = lines(path / "metrics.jsonl")
+    for row in rows:
+        row["signals"]["skills"] = 100
+    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    report.write_report(path)
+    found = visit(address(path))
+    signals = found.locator("figure", has_text="Weakness signals")
+    assert {label.split()[0] for label, _ in swatches(signals)} == {"forgetting", "boundary", "rare"}
+    growth = found.locator("figure", has_text="Growth of the training set")
+    growth.scroll_into_view_if_needed()
+    box = growth.locator(".u-over").bounding_box()
+    for place, total in ((0.01, 8), (0.21, 12), (0.99, 24)):
+        found.mouse.move(box["x"] + place * box["width"], box["y"] + 40)
+        counts = re.findall(r"[a-z] (\d+)", " ".join(growth.locator(".entry").all_inner_texts()))
+        assert sum(map(int, counts)) == total, (place, counts)
+
+
+def test_hints_stand_where_they_were_given_and_tokens_say_whether_they_were_learned_from(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    file = sorted((path / "trajectories").iterdir())[0]
+    row, *others = lines(file)
+    last = len(row["steps"])
+    row |= {"hints": [[0, "first"], [1, "second"], [last, "last"]], "advantage": 0.5}
+    others[0]["advantage"] = None
+    file.write_text("".join(json.dumps(r) + "\n" for r in (row, *others)))
+    report.write_report(path)
+
+    def detail(row, **more):
+        place = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"], **more}
+        found = visit(address(path, view="trajectories", **place)).locator("#trajectories .detail")
+        found.locator(".fed, .user").first.wait_for()
+        return found
+
+    talk = detail(row)
+    texts = talk.locator(".hint, .user, .call").all_inner_texts()
+    assert texts[0] == "hint: first" and texts[1] == row["queries"][0] and texts[-1] == "hint: last"
+    assert [text for text in texts if text.startswith("hint")] == [
+        "hint: first",
+        "hint: second",
+        "hint: last",
+    ]
+    assert "which the learner learns from" in detail(row, mode="tokens").inner_text()
+    assert "learns from" not in detail(others[0], mode="tokens").inner_text()
+
+
+def test_a_divergence_and_a_report_of_a_cell_are_followed(tmp_path):
+    path, states = fake_comparison(tmp_path / "compare", seeds=(0,), finished=False), []
+    for name in ("config.json", "failure.json", "report.html"):
+        (path / "cells/random/seed_0" / name).write_text('{"step": 3}')
+        states.append(live._state(path))
+    assert len(set(states)) == 3
 
 
 def test_lost_trials_of_a_run_stand_under_its_curves(visit, tmp_path):

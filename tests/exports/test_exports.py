@@ -15,10 +15,10 @@ from coevolve_jax.exports import model_card, tables
 from coevolve_jax.models import peft_io
 from coevolve_jax.records import rollouts
 from coevolve_jax.train import train
-from coevolve_jax.types import Task
+from coevolve_jax.types import Group, Task
 from tests.support import forked
 from tests.support.paths import ROOT
-from tests.support.report_cases import fake_workdir
+from tests.support.report_cases import fake_with_queries, fake_workdir
 from tests.support.step_cases import some_groups
 
 CONFIG = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
@@ -49,6 +49,23 @@ def test_rows_have_the_columns_that_are_documented(workdir):
     group = rollouts.read_rollouts(workdir, 7)[0]
     assert whole[0]["ids"] == group.trajectories[0].ids.tolist()
     assert (shown[0]["task_id"], shown[0]["step"]) == (run.trajectories[0][1][0]["task_id"], 2)
+
+
+def test_the_rewards_and_scores_of_held_out_queries_are_null(tmp_path):
+    path, query = fake_with_queries(tmp_path / "run")
+    run = load_run(path)
+    (row,) = [row for row in tables.task_rows(run) if row["id"] == query.id]
+    assert row["visits"] == 5 and row["first_score"] is row["last_score"] is None
+    *others, shown = tables.trajectory_rows(run)
+    assert shown["task_id"] == query.id and shown["valid"] and shown["reward"] is shown["success"] is None
+    assert all(row["reward"] is not None for row in others)
+    told = some_groups(np.random.default_rng(3))
+    asked = [Group(query, group.trajectories) for group in told]
+    rollouts.write_rollouts(path, 3, [*told, *asked])
+    rows = list(tables.rollout_rows(str(path), 3))
+    outcomes = [(row["reward"], row["success"]) for row in rows]
+    real = [(t.outcome.reward, t.outcome.success) for group in told for t in group.trajectories]
+    assert outcomes == real + [(None, None)] * len(real)
 
 
 def test_a_run_without_tasks_is_told(tmp_path):
@@ -203,6 +220,19 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
     assert json.loads((workdir / "policy" / model_card.RUN_CONFIG).read_text()) == json.loads(
         configs.to_json(config)
     )
+
+
+def test_the_card_of_a_fork_names_its_run_and_has_no_command_beyond_step_0(workdir):
+    summary = a_summary(workdir)
+    told = {"run": "/runs/one", "step": 6, "config_digest": "9f3a", "strategy": "static"}
+    (workdir / "forked.json").write_text(json.dumps(told))
+    model_card.write(workdir / "policy", CONFIG, summary)
+    text = (workdir / "policy" / "README.md").read_text()
+    assert "| fork | goes on from step 6 of one (config 9f3a), whose strategy was static |" in text
+    assert "## Again" not in text and "same bits" not in text
+    first = model_card.card(CONFIG, summary, {**told, "step": 0})
+    assert "goes on from step 0 of one" in first and "## Again" in first
+    assert "| fork |" not in model_card.card(CONFIG, summary)
 
 
 def test_a_card_says_what_was_lost(workdir):

@@ -285,6 +285,31 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
     return path
 
 
+def fake_with_queries(path):
+    """Writes a run that learned from a held-out query, and returns the path and the query.
+
+    Its last logged trajectory is one of the query.
+    """
+    fake_workdir(path)
+    rng = np.random.default_rng(1)
+    query = fake_task(rng, "query-0-0", kind="query")
+    record = {"born": 0, "trained": 5, "first_score": 0.0, "last_score": 0.0}
+    row = fake_trajectory(rng, query, 11, 0, False)
+    outcome = {"reward": 0.0, "success": False, "valid": True, "progress": 0.0, "reason": "not told"}
+    for name, line in (
+        ("held_out.jsonl", query.to_json()),
+        ("tasks.jsonl", {**query.without_calls().to_json(), "record": record}),
+        ("trajectories/step_00011.jsonl", {**row, "outcome": outcome}),
+    ):
+        with open(path / name, "a") as file:
+            file.write(json.dumps(line) + "\n")
+    summary = json.loads((path / "summary.json").read_text())
+    side = lambda n: {"by_task": {"query-0-0": [n, 4]}, "samples": 4}
+    summary["queries"] = {"before": side(0), "after": side(4)}
+    (path / "summary.json").write_text(json.dumps(summary))
+    return path, query
+
+
 def _summary(rng, rows, held_out, seed):
     def evaluation(rate):
         skill = np.clip(rate + 0.25 * rng.standard_normal(held_out), 0, 1)

@@ -360,7 +360,7 @@ const gainTable = (head, rows) =>
     rows.map((e) => [
       e.label,
       points(e.value),
-      e.low === null ? "one seed: none" : `${points(e.low)} to ${points(e.high)}`,
+      e.low === null ? (e.seeds === 1 ? "one seed: none" : "all seeds alike: none") : `${points(e.low)} to ${points(e.high)}`,
       plain(e.seeds),
       wide(e.meaning),
     ]),

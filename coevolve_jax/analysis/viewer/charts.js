@@ -28,6 +28,9 @@ const movingAverage = (values, window) => {
   });
 };
 
+// Dashes of lines that share a colour, the first none: lengths of line and gap in pixels.
+const DASHES = [undefined, [4, 4], [10, 4], [10, 3, 2, 3], [2, 3], [14, 8]];
+
 // chart(host, {x, series, ...}): draws into host.
 //   x: [T]. series: [{label, values [T], colour: CSS variable, low, high [T] (95% intervals), whiskers, points, line,
 //   bars, area, smooth}]. smooth: thin as it is, thick as a moving average over so many points.
@@ -136,6 +139,14 @@ const chart = (
   return plot;
 };
 
+// A dashed line of its series, as a background.
+const dashed = ({ colour, dash }) => {
+  const ends = [];
+  dash.forEach((length, i) => ends.push(length + (ends[i - 1] ?? 0)));
+  const stops = ends.map((end, i) => `${i % 2 ? "transparent" : `var(${colour})`} ${ends[i - 1] ?? 0}px ${end}px`);
+  return `repeating-linear-gradient(90deg, ${stops.join(", ")})`;
+};
+
 const chartLegend = (series, format) => {
   const inOrder = series.some((s) => s.shown) ? series.toReversed() : series; // stacked ones are drawn from the top
   const entries = inOrder
@@ -143,6 +154,10 @@ const chartLegend = (series, format) => {
     .map((s) => {
       const swatch = h("i", { class: "swatch" });
       swatch.style.background = `var(${s.colour})`;
+      if (s.dash) {
+        swatch.classList.add("dashed");
+        swatch.style.background = dashed(s);
+      }
       const value = h("span", { class: "value" });
       return { s, value, node: h("span", { class: "entry" }, swatch, s.label, value) };
     });

@@ -109,7 +109,8 @@ const cellTable = (view) => {
         if (!found) return "—";
         if (Number.isFinite(found.diverged)) return `diverged at step ${found.diverged}`;
         if (!found.done) return "under way";
-        return h("a", { href: path }, found.success === null ? "—" : percent(found.success, 1));
+        const success = percent(found.success, 1);
+        return found.report ? h("a", { href: path }, success) : success;
       }),
     ]),
   );
@@ -118,6 +119,7 @@ const cellTable = (view) => {
 const curveChart = (host, arms) => {
   const lines = Object.entries(arms).flatMap(([arm, c], k) => {
     const colour = ARM_COLOURS[k % ARM_COLOURS.length];
+    const turn = Math.floor(k / ARM_COLOURS.length); // of the colours: each has another dash
     const estimates = c.step.map((_, i) => ({
       value: c.mean[i],
       low: c.low?.[i] ?? null,
@@ -126,8 +128,8 @@ const curveChart = (host, arms) => {
     const worst = (c.if_lost_failed ?? []).map((value) => ({ value, low: null, high: null }));
     const known = worst.some((e) => e.value !== null);
     return [
-      { label: arm, colour, at: c.step, estimates },
-      ...(known ? [{ label: `${arm}, lost trials as failures`, colour, at: c.step, estimates: worst, dash: [4, 4] }] : []),
+      { label: arm, colour, at: c.step, estimates, dash: DASHES[turn % DASHES.length] },
+      ...(known ? [{ label: `${arm}, lost trials as failures`, colour, at: c.step, estimates: worst, dash: [1, 3 + 2 * turn] }] : []),
     ];
   });
   return estimateChart(host, lines, { ...FRACTION, sync: "steps", height: 260 });
@@ -194,7 +196,7 @@ const comparisonOverview = (host, view) => {
       view.cells.length &&
         section(
           "Runs",
-          h("p", { class: "note" }, "Held-out success at the end; each leads to the report of its run."),
+          h("p", { class: "note" }, "Held-out success at the end; each leads to the report of its run, where there is one."),
           cellTable(view),
         ),
     ].filter(Boolean),

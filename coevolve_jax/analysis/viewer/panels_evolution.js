@@ -13,13 +13,17 @@ const binned = (run, values) => {
   };
 };
 
-// Signals that the run names, those of the paper first.
+// Kinds of signals, those of the paper first. What else the strategy counts is no signal.
 const signalNames = (run) => {
   const found = Object.keys(run.metrics)
     .filter((n) => n.startsWith("signals/"))
-    .map((n) => n.slice(8));
+    .map((n) => n.slice(8))
+    .filter((s) => SIGNALS.includes(s) || run.signal_kinds.includes(s));
   return [...SIGNALS.filter((s) => found.includes(s)), ...found.filter((s) => !SIGNALS.includes(s))];
 };
+
+// A task with a gain. The scores of a held-out query are not told.
+const visitedTwice = (task) => task.visits > 1 && taskGain(task) !== null;
 
 const EVOLUTION = [
   {
@@ -49,14 +53,15 @@ const EVOLUTION = [
     has: (run) => run.tasks.length,
     missing: "tasks.jsonl is not there yet.",
     draw: (host, run) => {
-      const last = Math.max(...run.metrics.step.slice(-1), ...run.tasks.map((t) => t.step)) + 2; // what the last one added is seen
+      const from = (t) => (t.joined === null ? 0 : t.joined + 1); // D_0 is there before step 0
+      const last = Math.max(...run.metrics.step.slice(-1), ...run.tasks.map(from)) + 1; // what the last one added is seen
       const x = Array.from({ length: last + 1 }, (_, i) => i);
       const origins = originsOf(run.tasks);
       const series = origins.map((label) => {
         const born = new Map();
         run.tasks
           .filter((t) => t.origin === label)
-          .forEach((t) => born.set(t.step + (t.step > 0), (born.get(t.step + (t.step > 0)) ?? 0) + 1));
+          .forEach((t) => born.set(from(t), (born.get(from(t)) ?? 0) + 1));
         let sum = 0;
         return { label, values: x.map((step) => (sum += born.get(step) ?? 0)), colour: colourOf(label) };
       });
@@ -117,11 +122,11 @@ const EVOLUTION = [
   {
     title: "Gain by what asked for the task",
     reading: "Mean reward at a task's last visit less that at its first, mean over the tasks visited twice or more.",
-    has: (run) => run.tasks.some((t) => t.visits > 1),
+    has: (run) => run.tasks.some(visitedTwice),
     missing: "No task has been visited twice.",
     draw: (host, run) => {
       const rows = originsOf(run.tasks).map((origin) => {
-        const gains = run.tasks.filter((t) => t.origin === origin && t.visits > 1).map(taskGain);
+        const gains = run.tasks.filter((t) => t.origin === origin && visitedTwice(t)).map(taskGain);
         return { origin, n: gains.length, mean: gains.reduce((a, b) => a + b, 0) / gains.length };
       }).filter((row) => row.n);
       barTable(

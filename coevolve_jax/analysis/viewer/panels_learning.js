@@ -50,20 +50,22 @@ const LEARNING = [
   },
   {
     title: "Held-out success",
-    reading: "Tasks never trained on; lines through points are 95% intervals over scenarios.",
+    reading: "Tasks whose answers are never trained on; lines through points are 95% intervals over scenarios.",
     has: (run) => run.held_out || run.evaluations.length,
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {
-      const colours = ["--rare", "--random", "--forgetting", "--boundary"];
-      // A set with help has the colour of the set without, and a dashed line.
-      const without = (e) => e.name.replace("+help", "");
-      const names = [...new Set(run.evaluations.map(without))];
+      // A set has a colour, and each way to count it (with help, lost trials as failures, weak tools) a line of its own.
+      const colours = ["--rare", "--random", "--forgetting", "--boundary", "--evaluation", "--other"];
+      const setOf = (e) => e.name.replace("+help", "").split(": ")[0];
+      const wayOf = (e) => [e.name.includes("+help"), ...e.name.split(": ").slice(1)].join();
+      const sets = [...new Set(run.evaluations.map(setOf))];
+      const ways = [...new Set(["false", ...run.evaluations.map(wayOf)])];
       const groups = run.evaluations.map((e) => ({
         label: e.name,
-        colour: colours[names.indexOf(without(e)) % 4],
+        colour: colours[sets.indexOf(setOf(e)) % colours.length],
+        dash: DASHES[ways.indexOf(wayOf(e)) % DASHES.length],
         at: e.points.map((p) => p.step),
         estimates: e.points,
-        ...(without(e) === e.name ? {} : { dash: [4, 4] }),
       }));
       const last = (run.metrics.step.at(-1) ?? 0) + 1;
       if (run.held_out && !groups.length)
@@ -76,6 +78,8 @@ const LEARNING = [
           dash: [4, 4],
         });
       estimateChart(host, groups, { ...FRACTION, xrange: [-0.03 * last, 1.03 * last] });
+      if (run.tasks.some((t) => t.origin === "query"))
+        host.append(h("p", { class: "note" }, "The queries are learned from without their answers."));
       const lost = run.evaluations.flatMap((e) =>
         e.points.filter((p) => p.lost).map((p) => `${e.name}, step ${p.step}: ${plain(p.lost)} of ${plain(p.asked)}`),
       );

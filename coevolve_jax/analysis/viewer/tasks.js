@@ -186,7 +186,7 @@ const headline = (task) =>
     h(
       "span",
       { class: "soft" },
-      { evaluation: "never trained on", refused: `at step ${task.step}` }[task.origin] ?? `born at step ${task.step}`,
+      { evaluation: "never trained on", query: "learned from without its answer", refused: `at step ${task.step}` }[task.origin] ?? `born at step ${task.step}`,
     ),
   );
 

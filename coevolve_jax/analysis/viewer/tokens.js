@@ -29,6 +29,7 @@ const tokenView = (row) => {
   });
   const lowest = facts.reduce((a, b) => (b.logprob < (a?.logprob ?? Infinity) ? b : a), null);
   const mean = facts.reduce((sum, f) => sum + f.logprob, 0) / (facts.length || 1);
+  const learned = Number.isFinite(row.advantage) ? ", which the learner learns from" : "";
   const body = h("div", { class: "tokens", tabindex: "0" }, blocks);
   const say = (index) => {
     const fact = facts[index];
@@ -53,7 +54,7 @@ const tokenView = (row) => {
     h(
       "p",
       { class: "note" },
-      `${position} tokens: ${facts.length} sampled, which the learner learns from, and ${position - facts.length} fed, which are masked. `,
+      `${position} tokens: ${facts.length} sampled${learned}, and ${position - facts.length} fed, which are masked. `,
       lowest &&
         `Mean log-probability ${mean.toFixed(3)} nats; least probable token ${JSON.stringify(lowest.piece)} (${percent(Math.exp(lowest.logprob), 2)}). `,
       scale,

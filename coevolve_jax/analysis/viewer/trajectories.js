@@ -9,7 +9,12 @@ const trajectoryPlace = (store, i) => ({
   rollout: store.columns.rollout[i],
 });
 const outcomeOf = (store, i) =>
-  !store.columns.valid[i] ? "invalid" : store.columns.success[i] ? "success" : "failure";
+  !store.columns.valid[i]
+    ? "invalid"
+    : (new Map([
+        [true, "success"],
+        [false, "failure"],
+      ]).get(store.columns.success[i]) ?? "not told"); // of a held-out query
 const trajectoryLink = (store, i) =>
   link(trajectoryPlace(store, i), `step ${store.columns.step[i]}: ${outcomeOf(store, i)}`);
 
@@ -43,6 +48,7 @@ const trajectoriesView = (host, run, store) => {
       ["success", "success"],
       ["failure", "failure"],
       ["invalid", "invalid"],
+      ...(all.some((i) => outcomeOf(store, i) === "not told") ? [["not told", "not told: a query"]] : []),
     ],
     (e) => set({ outcome: e.target.value }),
   );
@@ -147,10 +153,11 @@ const reader = (run, store, i, row, place) => {
     );
   const known = run.tasks.find((t) => t.id === row.task_id);
   const { reward, progress, reason } = { progress: null, reason: "", ...row.outcome, reward: row.reward };
+  const told = store.columns.success[i] !== null;
   const facts = [
-    ["reward", reward.toFixed(2)],
+    ["reward", told ? reward.toFixed(2) : "not told"],
     row.advantage !== undefined && ["advantage", row.advantage?.toFixed(2) ?? "none: nothing was learned from it"],
-    progress !== null && ["turns passed first", percent(progress)],
+    told && progress !== null && ["turns passed first", percent(progress)],
     ["stop", row.stop],
     ["sampled tokens", plain(row.policy_tokens)],
     store.columns.signals[i].length && ["signals", store.columns.signals[i].join(", ")],
@@ -182,18 +189,21 @@ const spoken = (call) =>
     .map(([k, v]) => `${k}=${JSON.stringify(v)}`)
     .join(", ")})`;
 
+// The hints before steps that fit.
+const hints = (row, fits) =>
+  (row.hints ?? []).filter(([before]) => fits(before)).map(([, text]) => h("div", { class: "hint" }, `hint: ${text}`));
+
 // Query by query: what was called, what came back and, where there is one, the reference.
-const conversation = (row, task) =>
-  row.queries.flatMap((query, turn) =>
+const conversation = (row, task) => [
+  ...hints(row, (before) => before === 0),
+  ...row.queries.flatMap((query, turn) =>
     [
       clipped(query, 1500, (text) => h("div", { class: "user" }, text)),
       ...row.steps
         .map((s, at) => [s, at])
         .filter(([s]) => s.turn === turn)
         .flatMap(([s, at]) => [
-          ...(row.hints ?? [])
-            .filter(([before]) => before === at && at > 0)
-            .map(([, text]) => h("div", { class: "hint" }, `hint: ${text}`)),
+          ...hints(row, (before) => before === at && at > 0),
           clipped(s.call ? spoken(s.call) : `not a call: ${s.text}`, 700, (text) =>
             h("code", { class: `call ${s.call ? "" : "error"}` }, text),
           ),
@@ -208,4 +218,6 @@ const conversation = (row, task) =>
           )
         : [],
     ].flat(),
-  );
+  ),
+  ...hints(row, (before) => before > 0 && before >= row.steps.length),
+];
