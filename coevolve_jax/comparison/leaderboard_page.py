@@ -143,7 +143,7 @@ def _result(r: Mapping[str, Any]) -> list[str]:
 
 
 def _under(b: Board) -> list[str]:
-    """What a reader must know before the first number: what has not run, and who stands apart."""
+    """Says what a reader of the table must know first: what has not run, and who stands apart."""
     ran, asked = planned(b.testbed, b.by_seed)
     come = "" if ran == asked else "; intervals and p widen as the others come"
     said = [f"**{ran} of {asked} planned methods {'has' if ran == 1 else 'have'} run{come}.**"] * bool(asked)

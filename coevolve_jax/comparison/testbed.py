@@ -81,7 +81,7 @@ def _repeated(path: Path, before: Tables, own: Tables) -> set[tuple[str, int]]:
 def _evaluated(
     rows: Iterable[Mapping[str, Any]], costs: Iterable[Mapping[str, Any]], runs: set[tuple[str, int]]
 ) -> dict[tuple[str, int], set]:
-    """What was counted in each of these runs."""
+    """Returns what was counted in each of these runs."""
     found: dict[tuple[str, int], set] = {_run(r): {r.get("diverged")} for r in costs if _run(r) in runs}
     for r in rows:
         if _run(r) in runs:
