@@ -145,7 +145,8 @@ def run() -> list:
     theirs, whole = plan.written(folder, made) or bundle.plan_of(bundles, made), True
     if not _ONLY_READ.value:
         plan.check_whole(folder, theirs, made)
-    made |= plan.fixed(theirs, made, bool(_PLANNED.value), {c.column for c in joined})
+    elsewhere = [*joined, *(c for b in bundles for c in b.cells)]
+    made |= plan.fixed(theirs, made, bool(_PLANNED.value), {c.column for c in elsewhere})
     if not _ONLY_READ.value:
         made |= plan.extended(theirs, made)
     plan.check(folder, config, chosen)
@@ -187,6 +188,9 @@ def run() -> list:
 
                 failures = cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)
     print(table(results.read(folder, made, [*chosen, *joined], keep=whole)))
+    for path in {c.workdir(folder) for b in bundles for c in b.cells}:
+        if not (path / "report.html").exists():
+            report.write_report(path)
     if whole:
         report.write_report(folder)
     else:
@@ -202,18 +206,20 @@ def run() -> list:
 
 def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list:
     """Moves the bundles' cells into the comparison. Returns the plan's "joined"; before: what it was."""
-    from coevolve_jax.analysis import report
-    from coevolve_jax.comparison import bundle
+    from coevolve_jax.comparison import bundle, plan
 
-    if bundles and not (whole and _SHARD.value == "0/1"):
+    if not bundles:
+        return before
+    if not (whole and _SHARD.value == "0/1"):
         raise ValueError(
             f"--join={','.join(_JOIN.value)} changes the whole comparison in {folder}: name all of its arms, "
             "seeds and settings, without --shard; --only_read joins and runs nothing."
         )
-    found = bundle.join(folder, bundles, config, {**made, "joined": before}, chosen)
-    for path in {c.workdir(folder) for b in bundles for c in b.cells}:
-        if not (path / "report.html").exists():
-            report.write_report(path)
+
+    def keep(found):
+        plan.write(folder, {**made, "joined": bundle.merged(before, found)})
+
+    found = bundle.join(folder, bundles, config, {**made, "joined": before}, chosen, keep)
     return bundle.merged(before, found)
 
 

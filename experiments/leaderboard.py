@@ -13,6 +13,9 @@ from absl import app, flags
 _TESTBED = flags.DEFINE_multi_string(
     "testbed", [], "NAME=FOLDER[,FOLDER]: comparisons' folders or bundles of one plan; once for each testbed."
 )
+_MODULES = flags.DEFINE_list(
+    "modules", [], "Methods from elsewhere, by their module's dotted path, that are imported for their mark."
+)
 _OUT = flags.DEFINE_string("out", None, "Folder for leaderboard.md and leaderboard/.")
 
 
@@ -26,7 +29,7 @@ def main(argv) -> None:
 
 
 def run() -> Path:
-    from coevolve_jax.comparison import leaderboard, leaderboard_page
+    from coevolve_jax.comparison import leaderboard, leaderboard_page, testbed
 
     if not (_TESTBED.value and _OUT.value):
         raise ValueError("Give --testbed and --out, see --help.")
@@ -35,7 +38,9 @@ def run() -> Path:
         name, _, paths = text.partition("=")
         if not (re.fullmatch(r"[\w-]+", name) and paths) or any(b.testbed.name == name for b in boards):
             raise ValueError(f"--testbed={text!r} is no new NAME=FOLDER such as bfcl=runs/leaderboard.")
-        boards.append(leaderboard.board(leaderboard.load(name, [Path(p) for p in paths.split(",")])))
+        boards.append(
+            leaderboard.board(testbed.load(name, list(map(Path, paths.split(","))), _MODULES.value))
+        )
     return leaderboard_page.write(boards, Path(_OUT.value))
 
 

@@ -4,8 +4,8 @@
     files/         their contents, each once: gzip without a time, so that equal numbers are equal bytes
 
 `write` makes one, `read` opens it, `join` moves its cells into a comparison's folder. There they count as
-finished. `join` checks all that can be checked from the files: that they are whole and agree with each other
-and with the plan. Nothing here can tell whether the numbers were really run.
+finished. `join`, and `check` for the leaderboard, check all that can be checked from the files: that they are
+whole and agree with each other and with the plan. Nothing here can tell whether the numbers were really run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,16 @@ from coevolve_jax.comparison import results
 from coevolve_jax.comparison.arms import ARMS
 from coevolve_jax.comparison.cells import begun
 from coevolve_jax.comparison.consistency import check_run
-from coevolve_jax.comparison.plan import RAN, Cell, cell_config, diverged, ended, finished, start_config
+from coevolve_jax.comparison.plan import (
+    JOINING,
+    RAN,
+    Cell,
+    cell_config,
+    diverged,
+    ended,
+    finished,
+    start_config,
+)
 from coevolve_jax.comparison.quality import quality
 
 FINISHED = (
@@ -164,6 +173,27 @@ def expand(bundle: Bundle, folder: Path) -> None:
             (cell.workdir(folder) / name).write_bytes(files[name])
 
 
+def check(bundle: Bundle, folder: Path) -> None:
+    """Checks the cells of a bundle, expanded in `folder`, by its own plan. Raises ValueError as `join` does.
+
+    Its plan must name modules of ours only: a bundle must not choose what is imported.
+    """
+    asked = bundle.plan
+    try:
+        for section in ("strategy", "explorer"):
+            if "." in (name := asked["config"][section]["name"]):
+                raise ValueError(f"config.{section}.name is {name!r}, which is none of ours")
+        config = ConfigDict(configs.filled(configs.renamed(asked["config"])))
+        made = {key: list(asked[key]) for key in ("seeds", "settings")}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{bundle.name}: its plan cannot be read ({error}): take it into a comparison of your own with "
+            f"{shipped.command('compare')} --join, and name that folder."
+        ) from None
+    for cell in bundle.cells:
+        _check_cell(bundle, cell, folder, config, made, ours=False)
+
+
 def plan_of(bundles: Sequence[Bundle], made: Mapping[str, Any]) -> dict[str, Any] | None:
     """The plan of the first bundle of this very comparison: no arm, seed or setting that it lacks.
 
@@ -188,11 +218,13 @@ def join(
     config: ConfigDict,
     made: Mapping[str, Any],
     chosen: Sequence[Cell],
+    keep: Callable[[list[dict[str, Any]]], object] = lambda entries: None,
 ) -> list[dict[str, Any]]:
     """Checks bundles and moves their cells into the comparison in `folder`. Nothing moves unless all are fit.
 
     made: the comparison's plan. chosen: the cells that this comparison runs itself; a bundle's own numbers of
-    these are taken where it has none yet. Cells of other arms join it.
+    these are taken where it has none yet. Cells of other arms join it. keep: called with the result before
+    anything moves, to write the plan: the same command then goes on with a comparison that is killed here.
 
     Returns for each bundle an entry of the plan's "joined". "taken" counts the cells that this comparison
     would have run, "repeated" those that it has already, "alike" those of them with the same counts.
@@ -203,7 +235,7 @@ def join(
     here = [(c, c.workdir(folder), f"{_named(c)} in {folder}") for c in (*chosen, *joined(made))]
     here = [run for run in here if finished(run[1])]
     here += [(c, c.start(folder), f"{c.start(folder)}") for c in chosen if begun(c.start(folder))]
-    with tempfile.TemporaryDirectory(prefix=".join-", dir=folder) as beside:
+    with tempfile.TemporaryDirectory(prefix=JOINING, dir=folder) as beside:
         for place, bundle in enumerate(bundles):
             there = Path(beside) / f"{place}"
             _check_plan(bundle, made)
@@ -240,10 +272,12 @@ def join(
                     "taken": taken, "repeated": repeated, "alike": alike,
                 }
             )  # fmt: skip
+        entries = json.loads(json.dumps(entries))
+        keep(entries)
         for new, mine in moves.items():
             mine.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(new, mine)
-    return json.loads(json.dumps(entries))
+    return entries
 
 
 def merged(before: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

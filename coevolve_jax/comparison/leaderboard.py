@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import statistics
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -18,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coevolve_jax import config as configs
-from coevolve_jax import names, shipped
+from coevolve_jax import names
 from coevolve_jax.analysis import stats
-from coevolve_jax.comparison import bundle, many_to_one, notes, plan, results
-from coevolve_jax.comparison.arms import arm
+from coevolve_jax.comparison import many_to_one, notes
+from coevolve_jax.comparison.arms import ARMS, arm
 from coevolve_jax.comparison.differences import METRICS, Counts, counts, lost_counts
+from coevolve_jax.comparison.testbed import Testbed
 
 RANDOM, PROBE, ORACLE = "random", "random_probe", "oracle"
 CONTROLS = (
@@ -34,18 +33,19 @@ ORACLES = (ORACLE, "oracle_probe")  # they know the weak tools, and have no rank
 FEW = 5  # an arm with fewer seeds has no rank
 FLIPPED = 6  # with fewer seeds even the best of all sign flips has p above 0.05, and Dunnett's stands alone
 RESAMPLES = 2000
+OVER = 0.02  # of the budget: rollouts beyond it that need no caveat
 COLUMNS = (
-    "testbed", "base", "split", "method", "paper", "fidelity", "seeds", "metric", "mean", "sd",
+    "testbed", "base", "split", "method", "paper", "fidelity", "seeds", "metric", "mean", "mean_raw", "sd",
     "diff_random", "lo", "hi", "p", "diff_probe", "probe_lo", "probe_hi", "probe_p", "rank_lo", "rank_hi",
     "p_best", "letters", "headroom_share", "others", "iid", "weak_tasks", "failed_first_sight", "new_tasks",
-    "rollouts_policy", "rollouts_probe", "rollouts_branch", "gradients", "updates", "explorer_steps",
-    "llm_tokens", "seconds", "commit", "date",
+    "rollouts", "rollouts_policy", "rollouts_probe", "rollouts_branch", "gradients", "updates",
+    "explorer_steps", "llm_tokens", "seconds", "commit", "date",
 )  # fmt: skip
 COSTS = {  # column -> column of cells.csv
     "weak_tasks": "new_tasks_with_a_weak_tool", "failed_first_sight": "failed_at_first_visit",
-    "new_tasks": "new_tasks", "rollouts_policy": "rollouts_policy", "rollouts_probe": "rollouts_probe",
-    "rollouts_branch": "rollouts_branch", "gradients": "gradients", "updates": "steps",
-    "explorer_steps": "explorer_steps", "llm_tokens": "llm_tokens", "seconds": "seconds",
+    "new_tasks": "new_tasks", "rollouts": "rollouts", "rollouts_policy": "rollouts_policy",
+    "rollouts_probe": "rollouts_probe", "rollouts_branch": "rollouts_branch", "gradients": "gradients",
+    "updates": "steps", "explorer_steps": "explorer_steps", "llm_tokens": "llm_tokens", "seconds": "seconds",
 }  # fmt: skip
 
 
@@ -58,15 +58,6 @@ class System(NamedTuple):
     why: str
     arm: str
     paper: str
-
-
-class Testbed(NamedTuple):
-    """The raw numbers of a testbed. rows: of outcomes.csv. costs: of cells.csv. plan: the first source's."""
-
-    name: str
-    plan: dict[str, Any]
-    rows: list[dict[str, Any]]
-    costs: list[dict[str, Any]]
 
 
 class Board(NamedTuple):
@@ -89,70 +80,6 @@ def systems() -> list[System]:
     return [System(**row) for row in csv.DictReader(text.splitlines())]
 
 
-def load(name: str, paths: Sequence[Path]) -> Testbed:
-    """Reads comparisons' folders and bundles of one testbed. A cell that several have is the first's.
-
-    Raises ValueError for a folder that is neither, and for one of another plan or split.
-    """
-    first: dict[str, Any] | None = None
-    rows: list[dict[str, Any]] = []
-    costs: list[dict[str, Any]] = []
-    for path in paths:
-        theirs, own_rows, own_costs = _read(path)
-        config = configs.numbers(configs.filled(configs.renamed(theirs["config"])))
-        if first is None:
-            first = {**theirs, "config": config, "joined": list(theirs.get("joined", ()))}
-        elif config != first["config"]:
-            raise ValueError(
-                f"{path} is of another plan than {paths[0]} ({configs.difference(config, first['config'])}): "
-                "name one testbed for each plan."
-            )
-        else:
-            first["joined"] += theirs.get("joined", ())
-        _check_starts(path, [*costs, *own_costs])
-        known = {(r["arm"], int(r["seed"])) for r in costs}
-        new = lambda r, known=known: (r["arm"], int(r["seed"])) not in known
-        rows += filter(new, own_rows)
-        costs += filter(new, own_costs)
-    if first is None or not any(r.get("diverged") is None for r in costs):
-        raise ValueError(f"The testbed {name} has no finished run: name a folder or a bundle that has some.")
-    return Testbed(name, first, rows, costs)
-
-
-def _check_starts(path: Path, costs: Iterable[Mapping[str, Any]]) -> None:
-    """Raises ValueError unless the runs of a seed began with the same tasks, trained on and held out."""
-    known: dict[tuple[int, str], Any] = {}
-    for r in costs:
-        for name in (key for key in r if key.endswith("_digest") and r[key]):
-            if known.setdefault((int(r["seed"]), name), r[name]) != r[name]:
-                raise ValueError(
-                    f"{path}: {r['arm']}, seed {r['seed']}, has other tasks ({name} {r[name]}) than another "
-                    "arm of this seed: leave it out."
-                )
-
-
-def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict]]:
-    if (path / "bundle.json").exists():
-        opened = bundle.read(path)
-        with tempfile.TemporaryDirectory() as folder:
-            bundle.expand(opened, Path(folder))
-            done = [c for c in opened.cells if plan.finished(c.workdir(Path(folder)))]
-            rows = results.outcomes(Path(folder), done)
-            return {**opened.plan, "joined": []}, rows, results.budgets(Path(folder), list(opened.cells))
-    found = plan.read(path)
-    tables = [
-        next((p for p in (path / n, path / f"{n}.gz") if p.exists()), None)
-        for n in ("outcomes.csv", "cells.csv")
-    ]
-    if found is None or None in tables:
-        raise ValueError(
-            f"{path} holds neither a comparison's tables nor a bundle: "
-            f"run {shipped.command('compare')} there first."
-        )
-    rows, costs = (results.read_csv(table) for table in tables if table)
-    return found, rows, [{key: results.number(key, value) for key, value in r.items()} for r in costs]
-
-
 def board(testbed: Testbed) -> Board:
     """Computes the rows of a testbed. Raises ValueError where `random` has no run, the control of all."""
     metric = METRICS[primary(testbed)]
@@ -172,7 +99,7 @@ def board(testbed: Testbed) -> Board:
     worst = worst_case(testbed, found, by_seed)
     worst_fit = many_to_one.fit(worst)
     at_worst = first if worst == by_seed else against_random(worst_fit, worst, methods)
-    passed = [a for a in methods if min(first[a].low or 0, at_worst[a].low or 0) > 0]
+    passed = [a for a in methods if _better(first[a]) and _better(at_worst[a])]
     second = against_probe(fitted, passed)
     order = sorted(means, key=lambda a: -means[a])
     ranked = [a for a in order if a not in ORACLES]
@@ -198,10 +125,11 @@ def board(testbed: Testbed) -> Board:
             "split": testbed.plan["reads"],
             "method": a,
             "paper": papers.get(a.partition("+")[0], ""),
-            "fidelity": fidelity(a)[0],
+            "fidelity": fidelity(a, testbed.modules)[0],
             "seeds": len(own),
             "metric": primary(testbed),
             "mean": means[a],
+            "mean_raw": statistics.fmean(own),
             "sd": statistics.stdev(own) if own[1:] else None,
             "letters": letters.get(a),
             "headroom_share": (means[a] - means[RANDOM]) / gap if gap > 0 else None,
@@ -234,6 +162,18 @@ def board(testbed: Testbed) -> Board:
             )
     said += notes.added(testbed.plan)
     return Board(testbed, rows, by_seed, fitted.sd, fitted.df, said)
+
+
+def _better(found: many_to_one.Contrast) -> bool:
+    """Whether both the interval and p say so. With few seeds one of them may say it alone."""
+    return (found.low or 0) > 0 and found.p is not None and found.p <= 1 - many_to_one.LEVEL
+
+
+def planned(testbed: Testbed, by_seed: Mapping[str, Any]) -> tuple[int, int]:
+    """Counts the methods of the first plan that have run, and all of them."""
+    asked = [a for a in testbed.plan.get("arms", ()) if a not in CONTROLS]
+    there = {column.partition("+")[0] for column in by_seed}
+    return sum(a in there for a in asked), len(asked)
 
 
 def worst_case(
@@ -307,15 +247,18 @@ def rank_intervals(
     return result
 
 
-def fidelity(column: str) -> tuple[str, str]:
+def fidelity(column: str, modules: Sequence[str] = ()) -> tuple[str, str]:
     """FIDELITY of a strategy's module: its mark and its sentence. ("control", "") for controls.
 
     The module is a pair, or a text that begins with the mark. ("?", why) where it says nothing or is not
-    installed here, as a method that joined by a bundle.
+    installed here, as a method that joined by a bundle. A bundle must not choose what is imported: only what
+    ships and `modules` are read; the mark of others is "".
     """
     name = column.partition("+")[0]
     if name in CONTROLS:
         return "control", ""
+    if name not in (*ARMS, *modules):
+        return "", "its module was not read; --modules names those that are"
     strategy = arm(name).changes["strategy.name"]
     try:
         told = getattr(names.module("strategies", strategy, "strategy.name"), "FIDELITY", "")
@@ -400,6 +343,14 @@ def _said(testbed: Testbed, by_seed: Mapping[str, Mapping[int, float]]) -> list[
         said.append(
             f"With fewer than {FEW} seeds how far runs differ is itself a guess, and so are intervals."
         )
+    budget = asked["config"].get("budget", {}).get("rollouts", 0)
+    for a in by_seed if budget else ():
+        spent = max((r["rollouts"] for r in testbed.costs if r["arm"] == a and r.get("rollouts")), default=0)
+        if spent > (1 + OVER) * budget:
+            said.append(
+                f"{a} spent up to {spent:,.0f} rollouts in a run, {spent / budget - 1:.0%} above the budget."
+            )
+    said += notes.commits(testbed.costs)
     if unrun:
         said.append(f"Planned and not run yet: {', '.join(unrun)}.")
     done = {column.partition("+")[0] for column in by_seed} | set(asked.get("arms", ()))

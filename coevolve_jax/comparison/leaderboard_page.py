@@ -21,6 +21,7 @@ from coevolve_jax.comparison.leaderboard import (
     Board,
     System,
     fidelity,
+    planned,
     primary,
     systems,
 )
@@ -93,24 +94,30 @@ def _testbed(b: Board) -> list[str]:
              "against random", "p", "against random_probe", "p (Holm)", "alike", "P(best)", "headroom"],
             [_result(r) for r in b.rows],
         ),
+        *_under(b),
         f"Points are of 100. Intervals of methods against random, {count} here, hold together in 95% of such "
         "comparisons. The wider of Dunnett's and of sign flips within seeds counts, and p is the larger; "
         f"below {FLIPPED} seeds Dunnett's stands alone. Intervals of controls hold each by itself. Only "
-        "methods whose interval lies above 0, also with lost trials as failures and diverged runs as 0, are "
-        "compared with random_probe; these intervals are not adjusted, their p is. Ranks are 95% intervals "
+        "methods whose interval lies above 0 and whose p is at most 0.05, also with lost trials as failures "
+        "and diverged runs as 0, are compared with random_probe; these intervals are not adjusted, their p "
+        "is. With few seeds an interval may lie above 0 beside a larger p: it flips the signs of differences "
+        "around their mean, and p flips the differences themselves. Ranks are 95% intervals "
         f"over resampled seeds and scenarios, from {FEW} seeds on. Arms that share a letter cannot be told "
         "apart. Headroom is the share of what the oracle gains over random, where its interval lies above 0.",
         "### Costs",
         _table(
-            ["method", "updates", "rollouts of batches", "of probes", "of branches", "gradients", "new tasks",
-             "with a weak tool", "failed at first sight", "explorer steps", "LLM tokens", "minutes"],
+            ["method", "updates", "rollouts", "of batches", "of probes", "of branches", "gradients",
+             "new tasks", "with a weak tool", "failed at first sight", "explorer steps", "LLM tokens",
+             "minutes"],
             [_cost(r) for r in b.rows],
         ),
         "Means over seeds. Gradients are those that a method compares. Minutes hold the start that the arms "
         "of a seed share. They depend on the machine and on what ran beside it.",
         "### How near to the papers",
         "\n".join(
-            f"* {_name(r['method'])}: {_plain(why)}" for r in b.rows if (why := fidelity(r["method"])[1])
+            f"* {_name(r['method'])}: {_plain(why)}"
+            for r in b.rows
+            if (why := fidelity(r["method"], b.testbed.modules)[1])
         ) or "* Only controls.",
         "### Seeds",
         _table(
@@ -127,17 +134,38 @@ def _result(r: Mapping[str, Any]) -> list[str]:
     rank = "" if low is None else f"{low}" if low == high else f"{low} to {high}"
     share = "" if r["headroom_share"] is None else f"{100 * r['headroom_share']:.0f}%"
     best = "" if r["p_best"] is None else f"{r['p_best']:.2f}"
+    mean = _percent(r["mean"]) + "\\*" * _adjusted(r)
     return [
-        rank, _name(r["method"]), r["fidelity"], _percent(r["mean"]), _span(r, "diff_random", "lo", "hi"),
-        _p(r["p"]), _span(r, "diff_probe", "probe_lo", "probe_hi"), _p(r["probe_p"]), r["letters"] or "",
-        best, share,
+        rank, _name(r["method"]), r["fidelity"], mean, _span(r, "diff_random", "lo", "hi"), _p(r["p"]),
+        _span(r, "diff_probe", "probe_lo", "probe_hi"), _p(r["probe_p"]), r["letters"] or "", best,
+        share,
     ]  # fmt: skip
+
+
+def _under(b: Board) -> list[str]:
+    """Says what a reader of the table must know first: what has not run, and who stands apart."""
+    ran, asked = planned(b.testbed, b.by_seed)
+    come = "" if ran == asked else "; intervals and p widen as the others come"
+    said = [f"**{ran} of {asked} planned methods {'has' if ran == 1 else 'have'} run{come}.**"] * bool(asked)
+    few = [f"{_name(r['method'])} ({r['seeds']})" for r in b.rows if r["seeds"] < FEW]
+    if few:
+        said.append(f"Ranks and P(best) are without arms of fewer than {FEW} seeds: {', '.join(few)}.")
+    if any(map(_adjusted, b.rows)):
+        said.append(
+            "Means with \\* are adjusted for the seeds that an arm lacks, by what others did in them. They "
+            "move with the others' numbers; mean_raw of the CSV is the plain mean."
+        )
+    return [" ".join(said)] if said else []
+
+
+def _adjusted(r: Mapping[str, Any]) -> bool:
+    return abs(r["mean"] - r["mean_raw"]) > 1e-9
 
 
 def _cost(r: Mapping[str, Any]) -> list[str]:
     keys = (
-        "updates", "rollouts_policy", "rollouts_probe", "rollouts_branch", "gradients", "new_tasks",
-        "weak_tasks",
+        "updates", "rollouts", "rollouts_policy", "rollouts_probe", "rollouts_branch", "gradients",
+        "new_tasks", "weak_tasks",
     )  # fmt: skip
     whole = lambda value: "" if value is None else f"{value:,.0f}"
     minutes = None if r["seconds"] is None else r["seconds"] / 60
@@ -148,13 +176,23 @@ def _cost(r: Mapping[str, Any]) -> list[str]:
 
 
 def _joined(plan: Mapping[str, Any]) -> list[str]:
-    return [
-        f"From the bundle {_plain(entry['bundle'])} (digest {entry['digest'][:12]}): "
-        f"{', '.join(dict.fromkeys(_name(cell['arm']) for cell in entry['cells']))}. That its numbers were "
-        "really run cannot be checked from files."
-        for entry in plan.get("joined", ())
-        if entry["cells"]
-    ]
+    """Says of each source that joined what came from it, and what nobody can check."""
+    said = []
+    for entry in plan.get("joined", ()):
+        digest = f" (digest {entry['digest'][:12]})" if entry["digest"] else ""
+        again = (
+            f" Of {entry['repeated']} cells that are in another source too, {entry['alike']} have the same "
+            "counts."
+            if entry["repeated"]
+            else ""
+        )
+        if arms := ", ".join(dict.fromkeys(_name(cell["arm"]) for cell in entry["cells"])):
+            again = f"{arms}. That its numbers were really run cannot be checked from files.{again}"
+        if again:
+            said.append(
+                f"From {'the bundle ' * bool(digest)}{_plain(entry['bundle'])}{digest}: {again.strip()}"
+            )
+    return said
 
 
 def _literature(literature: Sequence[System], boards: Sequence[Board]) -> list[str]:

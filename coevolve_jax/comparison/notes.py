@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
             "count each as success 0, and an arm's lost trials as failures where they are many. They are not "
             "run again, for they would end alike; --retry_diverged runs them."
         )
+    said += commits(budget)
     budget = [r for r in budget if r.get("diverged") is None]
     by_arm = Counter(r["arm"] for r in {(r["arm"], r["seed"]): r for r in budget}.values())
     fewest, seeds = min(by_arm.items(), key=lambda item: item[1], default=("no arm", 0))
@@ -160,6 +162,20 @@ def _points(d: Mapping[str, Any]) -> str:
 def added(plan: Mapping[str, Any]) -> list[str]:
     """Says which arms, seeds and settings joined the plan after the run began."""
     return [f"Added after the run began, on {e['date']}: {e['what']}." for e in plan.get("extended", ())]
+
+
+def commits(budget: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Says which commits the cells are of, where that is more than one, or where files differed from it."""
+    of: dict[str, list[str]] = {}
+    for row in budget:
+        if row.get("commit"):
+            short = re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", str(row["commit"]))
+            of.setdefault(short, []).append(row["arm"])
+    if len(of) < 2 and "-dirty" not in "".join(of):
+        return []
+    told = [f"{name} ({len(arms)}: {', '.join(dict.fromkeys(arms))})" for name, arms in of.items()]
+    dirty = ' Files differed from a commit that is "-dirty".' if "-dirty" in "".join(of) else ""
+    return [f"Cells by commit: {'; '.join(told)}.{dirty}"]
 
 
 def _planned_later(plan: Mapping[str, Any]) -> list[str]:

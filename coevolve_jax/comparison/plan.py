@@ -45,6 +45,8 @@ class Cell(NamedTuple):
 
 # In a cell's folder: the commits, machines and dates under which it ran (cells.note_origin).
 RAN = "ran.json"
+# Begins the name of a folder in which cells are checked before they move in (bundle.join).
+JOINING = ".join-"
 
 
 def finished(workdir: Path) -> bool:
@@ -272,7 +274,7 @@ def fixed(
 
     theirs: the plan in the folder; None: there is none. made: the new command's plan. asked: whether that
     command names differences itself. If not, it adds only the usual ones of new columns. joined: columns of
-    arms that were run elsewhere. Their numbers exist already, so their differences always come later.
+    cells that were run elsewhere. Their numbers exist already, so their differences always come later.
 
     Returns entries for the plan: "planned", and "planned_later" with the date and command of each change.
     """
@@ -421,7 +423,7 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
                 "choose another --workdir."
             )
         return theirs
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(not entry.name.startswith(JOINING) for entry in folder.iterdir()):
         raise ValueError(
             f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coevolve_jax.comparison import bundle, leaderboard, plan, results
+from coevolve_jax.comparison import bundle, leaderboard, plan, results, testbed
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
@@ -54,13 +54,15 @@ def follow(words: list[str], home: Path, environ) -> str:
     else:  # the package of the method is not there
         path = [str(ROOT), environ["PYTHONPATH"]]
     environ["PYTHONPATH"] = os.pathsep.join(path)
+    small = [f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", *(f"--set={text}" for text in PLAN)]
     swap = {
         "python": [],
         "experiments/compare.py": [str(ROOT / "experiments" / "compare.py")],
-        "--config=configs/leaderboard_bfcl.py": [
-            f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", *(f"--set={text}" for text in PLAN),
-        ],
+        "--config=configs/leaderboard_bfcl.py": small,
+        "--config=configs/leaderboard_bfcl.py:split=test": small,
         "--seeds=0:4": ["--seeds=0"],
+        "--seeds=200:210": ["--seeds=0"],
+        "--arms=ARMS": ["--arms=random"],
     }  # fmt: skip
     program = [
         new for word in words for new in swap.get(word, [word.replace("configs/", f"{ROOT}/configs/")])
@@ -114,8 +116,7 @@ def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, quic
     assert f"{NAME} - random: 1 seeds" in follow([*without, "--only_read"], home, quick)  # it stays
 
     boards = [  # of the folder, and of the bundle itself
-        leaderboard.board(leaderboard.load("tiny", [path]))
-        for path in (joined, home / "runs" / "half_solved")
+        leaderboard.board(testbed.load("tiny", [path])) for path in (joined, home / "runs" / "half_solved")
     ]
     told = [[{k: v for k, v in r.items() if k not in ("commit", "date")} for r in b.rows] for b in boards]
     assert told[0] == told[1] and {r["method"] for r in told[0]} == {NAME, "random"}
@@ -273,6 +274,8 @@ AGAIN = ".*ask for the bundle that python experiments/compare.py --bundle wrote,
         (changed("summary.json", at("steps", value=3)), f"{UP}steps in metrics.jsonl"),
         (changed("ledger.json", at("costs", "rollouts/policy", value=-1)),
          f"{UP}the cost rollouts/policy is -1"),
+        (changed("ledger.json", at("costs", "rollouts/probe", value=30)),
+         f"{UP}it spent 46 rollouts of a budget of 12, and 21 are the most"),
         (changed("tasks.jsonl", lambda rows: rows.pop()), f"{UP}tasks.final"),
         (else_asked("tasks.jsonl"),
          f"{CELL}the tasks of D_0 have the digest '.*', and those of random, seed 0 '.*': all runs of"),
@@ -297,10 +300,51 @@ def test_what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing(home, tm
     assert not list(folder.glob("cells/*")) and not list(folder.glob(".join*"))
 
 
-def join(folder: Path, opened: bundle.Bundle, arms=("random",)) -> list[dict]:
+@pytest.mark.parametrize(
+    "edit, why",
+    [
+        (rows_changed(first_task([2, 9])), f"{UP}2 successes in 9 of 2 trials"),
+        (changed("config.json", at("learner", "kl_coef", value=0.5)), f"{CELL}its config is not the plan's"),
+        (lambda made, files: made["plan"]["config"]["explorer"].update(name="antigravity.x"),
+         "its plan cannot be read .config.explorer.name is 'antigravity.x', which is none of ours"),
+    ],
+)  # fmt: skip
+def test_the_leaderboard_refuses_a_bundle_as_join_does(home, tmp_path, edit, why):
+    path = forge(home / "runs" / "half_solved", tmp_path / "forged", edit)
+    with pytest.raises(ValueError, match=f"forged.*{why}"):
+        testbed.load("tiny", [path])
+    assert "antigravity" not in sys.modules
+
+
+def test_the_plan_is_written_before_a_cell_moves(home, tmp_path):
+    """A command that is killed while it joins leaves a folder with which it goes on."""
+    opened, folder = bundle.read(home / "runs" / "half_solved"), tmp_path / "comparison"
+
+    def killed(entries):
+        assert not list(folder.glob("cells/*"))
+        plan.write(folder, {"config": _numbers(), "joined": entries})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        join(folder, opened, keep=killed)
+    assert plan.read(folder)["joined"] == join(folder, opened) and list(folder.glob("cells/*"))
+    (tmp_path / "earlier" / f"{plan.JOINING}x").mkdir(parents=True)  # killed before that
+    assert plan.written(tmp_path / "earlier", {}) is None
+
+
+def test_a_difference_of_cells_that_exist_is_planned_later(home, quick, tmp_path):
+    """Also where the cells are of arms that the comparison runs itself."""
+    words = [*commands(GUIDE)[3], f"--workdir={tmp_path / 'late'}"]
+    swap = {"--arms=ARMS": "--arms=random,static", f"--planned={NAME}-random": "--planned=random-static"}
+    follow([swap.get(word, word) for word in words], home, quick)
+    kept = plan.read(tmp_path / "late")
+    assert [kept["planned"], [e["planned"] for e in kept["planned_later"]]] == [[], [[["random", "static"]]]]
+
+
+def join(folder: Path, opened: bundle.Bundle, arms=("random",), **how) -> list[dict]:
     config = json.loads(json.dumps(_numbers()))
     made = {"config": config, "seeds": [0], "settings": [{}], "arms": list(arms)}
-    return bundle.join(folder, [opened], CONFIG, made, plan.cells(arms, [0]))
+    return bundle.join(folder, [opened], CONFIG, made, plan.cells(arms, [0]), **how)
 
 
 def _numbers():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coevolve_jax.comparison import leaderboard, leaderboard_page, many_to_one, results
+from coevolve_jax.comparison import leaderboard, leaderboard_page, many_to_one, notes, results, testbed
 from coevolve_jax.config import load_file, numbers
 from tests.comparison.test_many_to_one import critical
 from tests.support import forked
@@ -103,7 +103,7 @@ def made(tmp_path_factory):
     """The files that the program writes for a complete layout."""
     home = tmp_path_factory.mktemp("board")
     source = folder(home / "runs")
-    board = leaderboard.board(leaderboard.load("bfcl", [source]))
+    board = leaderboard.board(testbed.load("bfcl", [source]))
     page = leaderboard_page.write([board], home / "results")
     with open(home / "results" / "leaderboard" / "leaderboard.csv") as f:
         rows = {r["method"]: r for r in csv.DictReader(f)}
@@ -178,11 +178,8 @@ def test_the_csv_is_what_other_code_computes(made):
     half = stats.t.ppf(0.975, 42) * error
     assert float(r["probe_lo"]) == pytest.approx(difference - half, rel=1e-3)
     assert (r["commit"], r["date"]) == ("beef", "2026-12-02")  # of the bundle that it came by
-    assert (found["random"]["commit"], found["random"]["fidelity"], r["fidelity"]) == (
-        "c0ffee",
-        "control",
-        "?",
-    )
+    marks = (found["random"]["commit"], found["random"]["fidelity"], r["fidelity"])
+    assert marks == ("c0ffee", "control", "")
     told = {(r["testbed"], r["base"], r["split"], r["metric"]) for r in found.values()}
     assert told == {("bfcl", "tiny_qwen3_seldom", "test", "weak")}
 
@@ -243,14 +240,18 @@ def test_the_page_has_the_table_its_caveats_and_all_systems(made):
     good = found["my.good"]
     points = [f"{100 * float(good[key]):+.1f}" for key in ("diff_random", "lo", "hi")]
     shown = f"{points[0]} ({points[1]} to {points[2]})"
-    assert f"| 1 | `my.good` | ? | {100 * float(good['mean']):.1f} | {shown} |" in page
+    assert f"| 1 | `my.good` |  | {100 * float(good['mean']):.1f} | {shown} |" in page
+    assert "planned methods" not in page and "\\*" not in page and "Ranks and P(best) are" not in page
     assert (
         "Budget: 7,040 training rollouts a run. 8 seeds (200, 201, " in page
         and "8 rollouts per held-out" in page
     )
     assert "6 degrees" not in page and "(42 degrees of freedom)" in page
     (row,) = [line for line in lines if line.startswith("| 1 | `my.good`")]
-    assert row.endswith("% |") and "* `my.good`: its module is not installed here" in lines
+    assert (
+        row.endswith("% |")
+        and "* `my.good`: its module was not read; --modules names those that are" in lines
+    )
     assert "From the bundle theirs (digest dddddddddddd): `my.good`. That its numbers were really run" in page
     assert "Methods of the literature with a row to come: agent_world, ttcs, " in page
     listed = [line for line in lines if line.startswith("* **")]
@@ -284,7 +285,7 @@ def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
     source = folder(
         tmp_path / "runs", lacking, diverged={("my.little", 203)}, arms=[*plan()["arms"], "blame"]
     )
-    board = leaderboard.board(leaderboard.load("bfcl", [source]))
+    board = leaderboard.board(testbed.load("bfcl", [source]))
     values = {a: {s: macro(a, s, outcomes()) for s in SEEDS if (a, s) not in lacking} for a in SKILL}
     arm, seed = dict.fromkeys(values, 0.0), dict.fromkeys(SEEDS, 0.0)
     for _ in range(3000):  # least squares by alternating means
@@ -294,6 +295,8 @@ def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
     found = {r["method"]: r for r in board.rows}
     assert {a: r["mean"] for a, r in found.items()} == {a: pytest.approx(arm[a] + level) for a in values}
     assert {a: r["seeds"] for a, r in found.items()} == {a: len(own) for a, own in values.items()}
+    plain = {a: pytest.approx(statistics.fmean(own.values())) for a, own in values.items()}
+    assert {a: r["mean_raw"] for a, r in found.items()} == plain
     assert board.df == 53 - 7 - 7 and found["my.none"]["rank_lo"] >= 3
     assert board.said[:3] == [
         "my.little diverged in seeds 203, which its mean leaves out.",
@@ -304,35 +307,52 @@ def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
     assert not any("a guess" in line for line in board.said)
     text = leaderboard_page.page([board], leaderboard.systems())
     assert f"| `my.none` |  |  | {100 * values['my.none'][202]:.1f} |" in text
+    (row,) = [line for line in text.splitlines() if "| `my.none` | " in line and "control" not in line][:1]
+    assert f"| {100 * found['my.none']['mean']:.1f}\\* |" in row and "Means with \\* are adjusted for" in text
+    assert text.count("\\* |") == 2  # of the two that lack seeds
 
 
 def test_folders_of_one_plan_are_read_together_and_the_first_stands(tmp_path):
     a, b = folder(tmp_path / "a", lacking={(n, s) for n in SKILL for s in (206, 207)}), folder(tmp_path / "b")
-    both = leaderboard.load("bfcl", [a, b])
+    both = testbed.load("bfcl", [a, b])
     assert len(both.costs) == 7 * 8 and len(both.rows) == len(outcomes())
-    assert leaderboard.board(both).rows == leaderboard.board(leaderboard.load("bfcl", [b])).rows
+    last = both.plan["joined"][-1]
+    assert (last["bundle"], len(last["cells"]), last["repeated"], last["alike"]) == ("b", 14, 42, 42)
+    (line,) = [
+        x for x in leaderboard_page.page([leaderboard.board(both)], []).splitlines() if "* From b:" in x
+    ]
+    assert "`random`" in line and "really run cannot be checked" in line and "Of 42 cells" in line
+    text = (b / "outcomes.csv").read_text()
+    first, *lines = text.splitlines()
+    spoilt = [x.replace(",8,8", ",7,8") if x.startswith("my.good,203,balanced,test,55") else x for x in lines]
+    assert spoilt != lines
+    (b / "outcomes.csv").write_text("\n".join([first, *spoilt]) + "\n")
+    with pytest.raises(ValueError, match="b: my.good, seed 203, has other counts than the cell of that name"):
+        testbed.load("bfcl", [a, b])
+    (b / "outcomes.csv").write_text(text)
+    assert leaderboard.board(both).rows == leaderboard.board(testbed.load("bfcl", [b])).rows
     other = plan()
     other["config"]["learner"]["kl_coef"] = 0.5
     (b / "plan.json").write_text(json.dumps(other))
     with pytest.raises(
         ValueError, match="b is of another plan than .*a .config.learner.kl_coef is 0.5 there"
     ):
-        leaderboard.load("bfcl", [a, b])
+        testbed.load("bfcl", [a, b])
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         ValueError, match="empty holds neither a comparison's tables nor a bundle: run python .*compare"
     ):
-        leaderboard.load("bfcl", [tmp_path / "empty"])
+        testbed.load("bfcl", [tmp_path / "empty"])
     without = folder(tmp_path / "c", lacking={("random", s) for s in SEEDS})
     with pytest.raises(
         ValueError, match="bfcl has no finished run of random, which all are compared with: run it"
     ):
-        leaderboard.board(leaderboard.load("bfcl", [without]))
+        leaderboard.board(testbed.load("bfcl", [without]))
 
 
 def test_published_numbers_give_their_published_differences():
     source = ROOT / "docs" / "notes" / "headroom" / "test"
-    board = leaderboard.board(leaderboard.load("bfcl", [source]))
+    board = leaderboard.board(testbed.load("bfcl", [source]))
     found = {r["method"]: r for r in board.rows}
     told = json.loads((source / "comparison.json").read_text())
     assert {e["arm"]: e["mean"] for e in told["arms"]} == {
@@ -360,7 +380,16 @@ def test_a_method_says_itself_how_faithful_it_is(monkeypatch, told, mark, senten
     module.__dict__["FIDELITY"] = told
     monkeypatch.setitem(sys.modules, "their", types.ModuleType("their"))
     monkeypatch.setitem(sys.modules, "their.method", module)
-    assert leaderboard.fidelity("their.method+steps=3") == (mark, sentence)
+    assert leaderboard.fidelity("their.method+steps=3", ["their.method"]) == (mark, sentence)
+
+
+def test_no_bundle_chooses_a_module_that_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "their_side_effect.py").write_text('FIDELITY = "F: all of it."')
+    monkeypatch.syspath_prepend(tmp_path)
+    why = "its module was not read; --modules names those that are"
+    assert leaderboard.fidelity("their_side_effect.x") == ("", why)
+    assert "their_side_effect" not in sys.modules
+    assert leaderboard.fidelity("not.there", ["not.there"]) == ("?", "its module is not installed here")
 
 
 def test_each_system_has_a_verdict_and_a_reason():
@@ -401,7 +430,7 @@ def spoilt(path, arm, change, lacking=(), diverged=(), **changes):
 
 
 def board_of(path):
-    return leaderboard.board(leaderboard.load("bfcl", [path]))
+    return leaderboard.board(testbed.load("bfcl", [path]))
 
 
 def test_lost_failures_raise_no_arm_unseen(tmp_path):
@@ -430,7 +459,10 @@ def test_diverged_runs_stand_as_0_beside_the_mean_of_the_others(tmp_path):
 
 def test_an_arm_with_few_seeds_has_no_rank_and_sets_no_floor_to_the_p_of_others(tmp_path):
     few = {("my.little", s) for s in range(203, 208)}
-    found = {r["method"]: r for r in board_of(folder(tmp_path / "runs", few)).rows}
+    board = board_of(folder(tmp_path / "runs", few))
+    found = {r["method"]: r for r in board.rows}
+    left_out = "Ranks and P(best) are without arms of fewer than 5 seeds: `my.little` (3)."
+    assert left_out in leaderboard_page.page([board], [])
     assert found["my.little"]["rank_lo"] is None and found["my.little"]["p_best"] is None
     assert found["my.little"]["lo"] is not None  # Dunnett's alone, from three seeds on
     assert any("With fewer than 5 seeds" in line for line in board_of(tmp_path / "runs").said)
@@ -478,7 +510,7 @@ def test_runs_of_a_seed_with_other_tasks_are_refused(tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     with pytest.raises(ValueError, match="my.good, seed 200, has other tasks .initial_digest bb"):
-        leaderboard.load("bfcl", [made])
+        testbed.load("bfcl", [made])
 
 
 def test_arms_that_were_added_later_have_their_own_commit_and_are_named(tmp_path):
@@ -489,8 +521,71 @@ def test_arms_that_were_added_later_have_their_own_commit_and_are_named(tmp_path
     assert "Added after the run began, on 2026-12-20: arms random_probe." in board.said
 
 
+def test_a_family_that_has_not_run_is_told_beside_the_first_p(tmp_path):
+    asked = [*plan()["arms"], "my.good", "my.later", "coevolve"]
+    lines = leaderboard_page.page([board_of(folder(tmp_path / "runs", arms=asked))], []).splitlines()
+    end = next(i for i, line in enumerate(lines) if line.startswith("| rank |")) + len(SKILL) + 2
+    said = "**1 of 3 planned methods has run; intervals and p widen as the others come.**"
+    assert lines[end : end + 2] == ["", said]
+
+
+def test_what_sixteen_methods_worth_nothing_would_do_to_the_one_that_ran():
+    """The figures of docs/notes/headroom.md, from the eight seeds of 2026-11-27."""
+    free = [66.4, 61.2, 68.3, 62.1, 62.9, 64.4, 63.2, 63.1]
+    signals = [68.0, 66.4, 65.4, 69.8, 65.9, 69.8, 71.2, 69.6]
+    ran = {"random": dict(enumerate(free)), "coevolve": dict(enumerate(signals))}
+    (alone,) = many_to_one.max_t(ran, ["coevolve"], "random")
+    assert [round(x, 3) for x in (alone.low, alone.high, alone.p)] == [1.295, 7.33, 0.023]
+    rng, drawn = np.random.default_rng(0), []
+    for _ in range(100):
+        nothing = {f"n{i}": dict(enumerate(rng.normal(np.mean(free), 1.9, 8))) for i in range(16)}
+        drawn.append(many_to_one.max_t({**ran, **nothing}, ["coevolve", *nothing], "random")[0])
+    quartiles = lambda key: np.quantile([getattr(c, key) for c in drawn], [0.25, 0.5, 0.75])
+    assert quartiles("p") == pytest.approx([0.125, 0.141, 0.156], abs=0.012)
+    assert [quartiles(key)[1] for key in ("low", "high")] == pytest.approx([-1.0, 9.6], abs=0.15)
+
+
+def test_a_method_passes_by_its_interval_and_its_p(tmp_path):
+    """Six seeds in which the interval lies above 0 and p is 4 of 64 sign vectors."""
+    values = {
+        "random": [627, 636, 627, 594, 638, 629], "my.x": [644, 667, 662, 661, 656, 666],
+        "my.y": [605, 617, 610, 632, 621, 614], "random_probe": [640, 650, 645, 620, 648, 642],
+    }  # fmt: skip
+    where = {"set": "balanced", "split": "test", "step": 55, "task": "t", "scenario": "s", "weak": "a"}
+    rows = [
+        {**where, "arm": arm, "seed": seed, "calls": "a", "successes": n, "trials": 1000, "samples": 1000}
+        for arm, own in values.items()
+        for seed, n in enumerate(own)
+    ]
+    costs = [{"arm": r["arm"], "seed": r["seed"], "diverged": None} for r in rows]
+    board = leaderboard.board(testbed.Testbed("t", plan(joined=[], arms=[]), rows, costs))
+    row = next(r for r in board.rows if r["method"] == "my.x")
+    assert row["lo"] > 0 and row["p"] == 0.0625 and row["diff_probe"] is None
+
+
+def test_more_rollouts_than_the_budget_and_cells_of_several_commits_are_told(tmp_path):
+    bed = testbed.load("bfcl", [folder(tmp_path / "runs")])
+    cost = lambda r: {"rollouts": 7800 if (r["arm"], int(r["seed"])) == ("my.good", 203) else 7100}
+    commit = lambda r: {
+        "commit": f"{'ab12' * 10}-dirty" if r["arm"] == "random" else "cd34" * 10,
+        "date": "d",
+    }
+    board = leaderboard.board(bed._replace(costs=[{**r, **cost(r), **commit(r)} for r in bed.costs]))
+    (said,) = [line for line in board.said if "rollouts in a run" in line]
+    assert said == "my.good spent up to 7,800 rollouts in a run, 11% above the budget."
+    others = ", ".join(a for a in SKILL if a != "random")
+    (told,) = [line for line in board.said if line.startswith("Cells by commit")]
+    assert f"cd34cd3 (48: {others})" in told and "ab12ab1-dirty (8: random)" in told
+    assert told.endswith('Files differed from a commit that is "-dirty".')
+    page = leaderboard_page.page([board], [])
+    costs = page.split("### Costs")[1].splitlines()
+    assert costs[2].startswith("| method | updates | rollouts | of batches | of probes |")
+    assert any(line.startswith("| `my.good` | 51 | 7,188 | 6,796 |") for line in costs)
+    assert any(told in n for n in notes.notes(plan(), board.testbed.costs, []))
+
+
 def test_runs_that_tell_their_commit_and_date_are_believed_before_the_plan(tmp_path):
-    bed = leaderboard.load("bfcl", [folder(tmp_path / "runs")])
+    bed = testbed.load("bfcl", [folder(tmp_path / "runs")])
     told = lambda r: ("one+two", "2026-12-02") if int(r["seed"]) == 203 else ("one", "2026-12-01")
     names = ("commit", "date")
     costs = [{**r, **dict(zip(names, told(r)))} if r["arm"] == "my.good" else r for r in bed.costs]
