@@ -627,3 +627,12 @@ def test_trl_finds_the_same_tools_and_trains_on_the_class_unchanged(tmp_path, mo
     assert found == load(str(ROOT / SHOP.partition(":")[0]) + ":Shop").schemas()
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_values_are_read_for_items_and_for_fields_within_an_argument():
+    text = {"type": "string"}
+    payment = {"type": "object", "properties": {"target": text, "amount": {"type": "integer"}}}
+    properties = {"payment": payment, "friends": {"type": "array", "items": text}}
+    tool = {"function": {"name": "pay", "parameters": {"properties": properties}}}
+    found = of_state({"targets": {"Ada": 1}, "friends": ["Ben"]}, [tool])
+    assert found == {"pay.target": ["Ada"], "pay.friends": ["Ben"]}

@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
-from coevolve_jax.toolcheck.facts import Facts, ToolFacts
+from coevolve_jax.toolcheck.facts import Facts, ToolFacts, Unlike
 from coevolve_jax.toolcheck.findings import findings
 from coevolve_jax.toolcheck.lines import Lines
+from coevolve_jax.types import Call
 from tests.support.method_cases import TINY, a_task
 
 SOUND = Facts(
@@ -16,9 +17,14 @@ SOUND = Facts(
 )  # fmt: skip
 
 
+def found_in(lines=None, **facts):
+    """The findings on facts that are sound but for these."""
+    return findings(TINY, Facts(**{**vars(SOUND), **facts}), lines or Lines(""))
+
+
 def told(about, **facts):
     """(whether it stops, what) of the findings that have these words."""
-    found = findings(TINY, Facts(**{**vars(SOUND), **facts}), Lines(""))
+    found = found_in(**facts)
     return [(f.stops, f.what) for f in found if about in f.what]
 
 
@@ -46,3 +52,70 @@ def test_a_value_that_is_allowed_and_never_seen_is_told_after_enough_calls(calls
     tool.values["mode"].update(f'"{value}"' for value in seen)
     what = f"ls was never called with mode='{missing}', which its type allows."
     assert told("never called", tools={"ls": tool}) == ([(False, what)] if missing else [])
+
+
+def test_a_default_that_is_left_out_is_not_missed():
+    order = {"enum": ["asc", "desc"], "default": "asc"}
+    tool = ToolFacts({"function": {"name": "ls", "parameters": {"properties": {"mode": order}}}}, 9, 9, 9)
+    tool.values["mode"].update(['"desc"'])
+    assert told("never called", tools={"ls": tool}) == []
+    tool.schema["function"]["parameters"]["required"] = ["mode"]
+    assert len(told("never called", tools={"ls": tool})) == 1
+
+
+OWN = """
+import functools
+import uuid
+
+class Shop:
+    def reset(self): ...
+    def buy(self, item, into=[], *, by={}): ...
+    def state(self): ...
+    @classmethod
+    def make(cls): ...
+    @functools.lru_cache(maxsize=3)
+    def look(self): ...
+    @property
+    def size(self): ...
+    again = functools.partialmethod(buy, item="tea")
+    def _hidden(self, into=()): return str(uuid.uuid4())
+"""
+
+
+@pytest.fixture
+def lines(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    return Lines(str(tmp_path / "own.py"), "Shop")
+
+
+def test_a_state_that_cannot_be_read_stops_at_the_line_of_state(lines):
+    unreadable = (Call("buy", {"item": "tea"}), "own.py:3: Shop.state raises KeyError: 1.")
+    (first, *_) = found_in(lines, unreadable=unreadable)
+    assert first.stops and first.place.endswith("own.py:8")
+    assert first.what == "After buy(item='tea') the state cannot be read: Shop.state raises KeyError: 1."
+
+
+def test_what_is_no_tool_is_named_with_its_kind_and_so_are_defaults_that_calls_change(lines):
+    (left_out,) = [f for f in found_in(lines) if f.what.startswith("No tools")]
+    assert left_out.place.endswith("own.py:9") or left_out.place.endswith("own.py:10")
+    kinds = "make (classmethod), look (lru_cache), size (property), again (partialmethod)"
+    assert left_out.what == f"No tools, though public: {kinds}."
+    shared = [f for f in found_in(lines) if "has a default that all calls share" in f.what]
+    assert len(shared) == 2 and all(f.place.endswith("own.py:7") for f in shared)
+
+
+def test_chance_in_the_file_is_blamed_before_other_worlds(lines):
+    unlike = Unlike(Call("buy", {}), "1", "2", alone=False)
+    what = lambda own: next(f.what for f in found_in(own, unlike=[unlike]) if "depends" in f.what)
+    assert what(lines).startswith("buy depends on a clock or on chance: ")
+    assert what(None).startswith("buy depends on other worlds beside it: ")
+
+
+def test_the_arguments_that_have_no_values_are_named():
+    properties = {"currency": {"type": "string"}, "owner": {"type": "string"}}
+    tool = ToolFacts({"function": {"name": "pay", "parameters": {"properties": properties}}}, 4)
+    tool.errors["no"] = 4
+    (never,) = [
+        f for f in found_in(tools={"pay": tool}, unnamed={"pay": ["owner", "target"]}) if "never" in f.what
+    ]
+    assert 'such as values = {"owner": [...], "target": [...]}, or' in never.remedy

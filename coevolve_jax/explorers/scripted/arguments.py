@@ -180,14 +180,14 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
         return not param.default if other_than_default else bool(rng.random() < 0.5)
     if param.type == "object" and param.item and not param.fields:
         names = rng.choice(len(NOUNS), size=rng.integers(1, 3), replace=False)
-        return {NOUNS[i]: draw(param.item, bank, rng) for i in names}
+        return {NOUNS[i]: draw(param.item, bank, rng, tool) for i in names}
     if param.type == "object":
         count = min(len(param.fields), 1 + int(rng.integers(2)))
         drawn = rng.choice(len(param.fields), size=count, replace=False).tolist() if count else []
         chosen = sorted({*drawn, *(i for i, field in enumerate(param.fields) if field.required)})
-        return {param.fields[i].name: draw(param.fields[i], bank, rng) for i in chosen}
+        return {param.fields[i].name: draw(param.fields[i], bank, rng, tool) for i in chosen}
     if param.type == "array":
-        return _array(param, bank, rng)
+        return _array(param, bank, rng, tool)
     if (param.low is None or param.given) and not param.new and "YY" not in param.description:
         values, weights = bank.weigh(param)
         best = weights.max(initial=0.0)
@@ -198,9 +198,9 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
     return _number(param, rng) if param.type in ("integer", "number") else _string(param, rng)
 
 
-def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
+def _array(param: Param, bank: Bank, rng: np.random.Generator, tool: str) -> list:
     if param.places:
-        return [draw(place, bank, rng) for place in param.places]
+        return [draw(place, bank, rng, tool) for place in param.places]
     item = param.item
     assert item is not None  # `parse` gives every array one
     if item.type in ("integer", "number"):
@@ -208,7 +208,7 @@ def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
     options = named_values(param.description)
     if options and rng.random() < 0.6:
         return list(options)
-    drawn = [draw(item, bank, rng) for _ in range(rng.integers(1, 4))]
+    drawn = [draw(item, bank, rng, tool) for _ in range(rng.integers(1, 4))]
     return list({json.dumps(value): value for value in drawn}.values())
 
 
