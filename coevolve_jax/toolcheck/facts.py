@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from coevolve_jax.envs.base import EnvPool, Execution
 from coevolve_jax.envs.tools import SECONDS
 from coevolve_jax.envs.tools.deadline import deadline
 from coevolve_jax.envs.tools.environment import UNREADABLE, Instance
-from coevolve_jax.envs.tools.source import Refused
+from coevolve_jax.envs.tools.source import Refused, load
 from coevolve_jax.envs.tools.values import open_arguments
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.arguments import succeeded
@@ -31,6 +33,7 @@ from coevolve_jax.toolcheck import servers
 from coevolve_jax.types import Call, Observation, Task
 
 WORLDS, ROUNDS, STEPS = 32, 3, 10  # of exploration
+READ = 300  # of a split's own `scenarios`: they may be many thousands
 STARTED = 4  # worlds to explore where a server is started for each
 TASKS = 120  # asked of synthesis after WORLDS, to see how many different ones come out
 PAUSE = 1.1  # seconds between two executions, so that a clock of whole seconds shows itself
@@ -85,7 +88,8 @@ class Facts:
     tasks: all that came out, of those `asked` for. refused: proposals, by reason. prompt: what an agent reads
     of the first task. tokens: of that prompt, by the tokenizer in the folder `tokenizer`. speed: worlds made
     and played with one call, per second. unreadable: the first call after which the state cannot be read, and
-    why. unnamed: tool -> its text arguments that take anything and for which no values are named.
+    why. named: whether the worlds are a class's own `scenarios`. unnamed: tool -> its text arguments that
+    take anything and for which no values are named.
     """
 
     worlds: Mapping[str, int | str]
@@ -106,6 +110,7 @@ class Facts:
     speed: float
     seconds: float
     unreadable: tuple[Call, str] | None = None
+    named: bool = False
     unnamed: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
 
@@ -155,7 +160,7 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
     splits: whose worlds are counted. worlds: how many are explored; None: WORLDS or STARTED.
     """
     began = time.perf_counter()
-    family, scenarios = build.family(config), build.scenarios(config)
+    family, scenarios = build.family(config), _scenarios(config, config.environment.train_split)
     rng = rng_for(config.seed, "check tools")
     roles = build.explorer(config, None, None)
     worlds = worlds or (STARTED if servers.started(config) else WORLDS)
@@ -215,6 +220,7 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         speed=speed,
         seconds=time.perf_counter() - began,
         unreadable=_unreadable(jobs, first),
+        named=config.environment.name == "tools" and not scenarios[0].id.startswith("world_"),
         unnamed=_unnamed(tools, scenarios),
     )
 
@@ -368,7 +374,9 @@ def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> 
     for task, calls in jobs[:: max(1, len(jobs) // REWARDED)]:
         source, reset = task.scenario["source"], task.scenario["reset"]
         try:
-            with deadline(SECONDS, "A world with get_reward"):
+            with deadline(SECONDS, "A world with get_reward"), _silence():
+                if load(source).own("get_reward") is None:
+                    return ""
                 wrong = _unsound(source, reset, calls)
         except Refused as why:
             wrong = str(why)
@@ -377,13 +385,19 @@ def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> 
     return ""
 
 
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps what a user's code prints out of the report."""
+    with open(os.devnull, "w") as nowhere:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+
+
 def _unsound(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> str:
     """Says what is wrong with get_reward before some calls and after them; "" where nothing is."""
     rewards = []
     for _ in range(2):
         world = Instance(source, reset)
-        if world.tools.own("get_reward") is None:
-            return ""
         try:
             before = world.reward()
             for call in calls:
@@ -398,12 +412,20 @@ def _unsound(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> st
     )
 
 
+def _scenarios(config: ConfigDict, split: str, apart_from: str = "") -> list[Task]:
+    """Returns the worlds of a split; of a class's own `scenarios` those of the first READ."""
+    settings = config.environment.to_dict()
+    if config.environment.name == "tools":
+        settings["most"] = READ
+    return build.family(config).scenarios(split, settings, apart_from=apart_from)
+
+
 def _worlds(config: ConfigDict, split: str) -> int | str:
     """Returns the number of worlds of a split, or why it has none. Held-out worlds are apart, as in a run."""
     c = config.environment
     apart_from = c.train_split if split == c.eval_split else ""
     try:
-        return len(build.family(config).scenarios(split, c.to_dict(), apart_from=apart_from))
+        return len(_scenarios(config, split, apart_from))
     except ValueError as error:
         return str(error)
 

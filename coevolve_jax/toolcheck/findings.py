@@ -16,6 +16,7 @@ from coevolve_jax.toolcheck.remedies import OWN, SERVERS, Remedies
 from coevolve_jax.types import Call
 
 FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
+MOST_TOOLS = 0.75  # share of a server's tools from which on their end is the server's
 FEW_TASKS = 1 / 3  # share of different tasks among those asked for
 LONG_PROMPT = 0.5  # share of a rollout's tokens that the prompt may take
 DUE = {
@@ -80,11 +81,17 @@ def _repeats(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding
 
 
 def _deaths(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
-    for name, tool in facts.tools.items():
-        if tool.fatal is not None:
-            call, why = tool.fatal
-            what = f"{name} ends its world at {said(call)} ({why[:160]}), and was called no more."
-            yield Finding(False, lines.of(name), what, remedies.ends)
+    dead = {name: tool.fatal for name, tool in facts.tools.items() if tool.fatal is not None}
+    all_of_a_server = remedies is not OWN and len(dead) >= max(2, MOST_TOOLS * len(facts.tools))
+    for name, (call, why) in dead.items():
+        remedy = next(remedy for words, remedy in remedies.ends.items() if words in why)
+        if all_of_a_server:
+            share = f"{len(dead)} of {len(facts.tools)} tools"
+            what = f"{share} end their world, as {said(call)} does ({why[:200]})."
+            yield Finding(True, "", what, remedy.partition(", or leave")[0].rstrip(".") + ".")
+            return
+        what = f"{name} ends its world at {said(call)} ({why[:200]}), and was called no more."
+        yield Finding(False, lines.of(name), what, remedy)
 
 
 def _unreadable(facts: Facts, lines: Lines) -> Iterator[Finding]:

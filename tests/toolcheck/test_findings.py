@@ -4,11 +4,13 @@ from collections import Counter
 
 import pytest
 
+from coevolve_jax import config as configs
 from coevolve_jax.toolcheck.facts import Facts, ToolFacts, Unlike
 from coevolve_jax.toolcheck.findings import findings
 from coevolve_jax.toolcheck.lines import Lines
 from coevolve_jax.types import Call
 from tests.support.method_cases import TINY, a_task
+from tests.support.paths import ROOT
 
 SOUND = Facts(
     worlds={"train": 9, "development": 9}, tools={}, steps=9, unlike=(), twins=(), reward="", logs=(),
@@ -119,3 +121,32 @@ def test_the_arguments_that_have_no_values_are_named():
         f for f in found_in(tools={"pay": tool}, unnamed={"pay": ["owner", "target"]}) if "never" in f.what
     ]
     assert 'such as values = {"owner": [...], "target": [...]}, or' in never.remedy
+
+
+@pytest.mark.parametrize(
+    "why, remedy",
+    [
+        ("the server gave no answer within 2 s", "Raise config.environment.server_timeout"),
+        (
+            "the server gave no answer within 2 s (an answer came with the id 9, not 3)",
+            "Let the server answer",
+        ),
+        ("the server ended with code 3", "Let the server answer with an error instead of ending"),
+        ("the server sent more than 8 MiB at once", "Let it answer with less"),
+        ("the server runs 99 processes", "Mend the server"),
+    ],
+)
+def test_the_remedy_fits_the_end_of_a_server_and_where_most_tools_end_it_one_finding_stops(why, remedy):
+    config = configs.load_file(ROOT / "configs" / "mcp_smollm2.py")
+    tool = lambda name: ToolFacts({"function": {"name": name, "parameters": {}}}, fatal=(Call(name, {}), why))
+    fine = ToolFacts({"function": {"name": "ls", "parameters": {}}}, 9, 9, 9)
+    of = lambda **tools: [
+        f
+        for f in findings(config, Facts(**{**vars(SOUND), "tools": tools}), Lines(""))
+        if "end" in f.what and "world" in f.what and why in f.what
+    ]
+    (one,) = of(a=tool("a"), ls=fine)
+    assert not one.stops and one.remedy.startswith(remedy) and one.remedy.endswith("environment.tools.")
+    (every,) = of(a=tool("a"), b=tool("b"), c=tool("c"), ls=fine)
+    assert every.stops and every.what.startswith("3 of 4 tools end their world, as a() does (")
+    assert every.remedy.startswith(remedy) and "leave" not in every.remedy
