@@ -193,7 +193,7 @@ def test_variables_precede_the_command_and_words_stand_for_folders(settings, tmp
     ).words("/w")
     assert variables == {"SHOP": "/w/a b", "HOME": f"{tmp_path}/x"}
     assert words[1:] == [f"{tmp_path}/say.py", "data", "--db=say.py", "/w/c"]
-    with pytest.raises(ValueError, match=r"it wrote '/tmp/.*/world /tmp/.*/world/a b /"):
+    with pytest.raises(ValueError, match=r"is no message: '/tmp/.*/world /tmp/.*/world/a b /"):
         scenario(settings, command="SHOP='{world}/a b' python say.py")
 
 

@@ -280,7 +280,7 @@ def _refuse_twins(found: Mapping[str, Callable], where: str) -> None:
             code = inspect.unwrap(function).__code__
             place = f"{shown(code.co_filename)}:{code.co_firstlineno}: "
             raise Refused(
-                f"{place}{where} has two names for one tool, {name} and {function.__name__}: a schema carries "
+                f"{place}{where} has two names for one tool, {name} and {function.__name__}: a schema has "
                 "the function's own name. Begin one of them with _, or use functools.wraps in the decorator."
             )
 
