@@ -44,7 +44,11 @@ class Client:
     """
 
     def __init__(
-        self, pipes: Pipes, timeout: float, watch: Callable[[], None], code: Callable[[], int | None]
+        self,
+        pipes: Pipes,
+        timeout: float,
+        watch: Callable[[], None],
+        code: Callable[[], int | None] = lambda: None,
     ):
         self._pipes, self._timeout, self._watch, self._code = pipes, timeout, watch, code
         self._other = ""  # the number of an answer to another request than the open one
