@@ -225,6 +225,9 @@ def action_pattern(call: Call) -> str:
     return call.name
 
 
+UNDER_WAY = "\x1e"  # begins a line of a worker's standard error that says what it does, in case it dies
+
+
 def wording(call: Call) -> str:
     """Says how a user asks for a call. "" leaves that to the tool's documentation and the arguments."""
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import signal
@@ -15,11 +16,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import coevolve_jax
 from coevolve_jax import names
-from coevolve_jax.envs.base import allowance
+from coevolve_jax.envs.base import UNDER_WAY, allowance
 
+KEPT = 1 << 16  # bytes of a worker's standard error, the last ones; they are shown where it dies
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
 
@@ -42,6 +45,33 @@ class Lost(Exception):
 
 class Gone(Exception):
     """The worker, or its machine, was dead before anything was asked. No call is to blame: ask again."""
+
+
+class _Said:
+    """Reads a worker's standard error, so that it never waits for a reader, and keeps the end of it."""
+
+    def __init__(self, pipe: IO[bytes]):
+        self._pipe, self._end = pipe, bytearray()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._pipe:
+            while said := os.read(self._pipe.fileno(), KEPT):
+                self._end += said
+                del self._end[:-KEPT]
+
+    def show(self) -> str:
+        """Writes what a dead worker said last to this process's standard error.
+
+        Returns what it was about, ", in ...", where it has said that. Its children may hold the pipe open.
+        """
+        self._thread.join(1.0)
+        text = bytes(self._end).decode(errors="replace")
+        self._end.clear()
+        sys.stderr.write(re.sub(f"{UNDER_WAY}.*\n", "", text))
+        under_way = re.findall(f"{UNDER_WAY}(.*)\n", text)
+        return f", in {under_way[-1]}" if under_way and under_way[-1] else ""
 
 
 class WorkerProcess:
@@ -76,6 +106,7 @@ class WorkerProcess:
                 [self.python, "-P", "-m", "coevolve_jax.envs.worker", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 bufsize=0,
                 env=self._environ,
                 start_new_session=True,
@@ -85,7 +116,8 @@ class WorkerProcess:
                 f"config.environment.python is {self.python!r}, which cannot be started ({error.strerror}): "
                 f"name the Python interpreter that has the packages of the environment {self.family!r}."
             ) from None
-        assert self.process.stdin and self.process.stdout  # both are pipes
+        assert self.process.stdin and self.process.stdout and self.process.stderr  # they are pipes
+        self._said = _Said(self.process.stderr)
         self._questions, self._answers = self.process.stdin, self.process.stdout
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
@@ -134,7 +166,7 @@ class WorkerProcess:
             while data:
                 data = data[self._questions.write(data) :]
         except BrokenPipeError:
-            raise Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
+            raise Lost(self._death()) from None
         for op in ops:
             times = allowance(op.split('"', 2)[1], seconds)
             try:
@@ -143,6 +175,10 @@ class WorkerProcess:
                 spent = self.process.poll() == -signal.SIGPROF
                 reason = f"timeout: more than {times * seconds:g} s of processor time" if spent else str(lost)
                 raise Lost(f"{reason} in {op[:120]}", settled=spent) from None
+
+    def _death(self) -> str:
+        """Says how the process ended, and shows its last words."""
+        return f"crash: the worker process ended with code {self.process.wait()}{self._said.show()}"
 
     def _read_line(self, wall_seconds: float) -> bytes:
         deadline = time.monotonic() + wall_seconds
@@ -153,7 +189,7 @@ class WorkerProcess:
                 raise Lost(f"timeout: no answer within {wall_seconds:g} s by the clock")
             chunk = os.read(self._answers.fileno(), 1 << 20)
             if not chunk:
-                raise Lost(f"crash: the worker process ended with code {self.process.wait()}")
+                raise Lost(self._death())
             self._buffer += chunk
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]

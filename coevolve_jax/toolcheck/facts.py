@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +19,9 @@ from coevolve_jax import build
 from coevolve_jax.envs.base import EnvPool, Execution
 from coevolve_jax.envs.tools import SECONDS
 from coevolve_jax.envs.tools.deadline import deadline
-from coevolve_jax.envs.tools.environment import Instance
-from coevolve_jax.envs.tools.source import Refused
+from coevolve_jax.envs.tools.environment import UNREADABLE, Instance
+from coevolve_jax.envs.tools.source import Refused, load
+from coevolve_jax.envs.tools.values import open_arguments
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.arguments import succeeded
 from coevolve_jax.rollout.chat import Chat, load_tokenizer
@@ -30,10 +33,12 @@ from coevolve_jax.toolcheck import servers
 from coevolve_jax.types import Call, Observation, Task
 
 WORLDS, ROUNDS, STEPS = 32, 3, 10  # of exploration
+READ = 300  # of a split's own `scenarios`: they may be many thousands
 STARTED = 4  # worlds to explore where a server is started for each
 TASKS = 120  # asked of synthesis after WORLDS, to see how many different ones come out
 PAUSE = 1.1  # seconds between two executions, so that a clock of whole seconds shows itself
 REWARDED = 8  # rounds in which get_reward is asked
+ALONE = 4  # runs of a call in processes of their own: chance may give the same twice
 PAIRS = 3  # calls on which two tools must agree before nothing can tell them apart
 SHOWN = 10  # tasks that are shown
 
@@ -82,7 +87,9 @@ class Facts:
     files that every call changes. forgets: whether a server that is started for each world could serve all.
     tasks: all that came out, of those `asked` for. refused: proposals, by reason. prompt: what an agent reads
     of the first task. tokens: of that prompt, by the tokenizer in the folder `tokenizer`. speed: worlds made
-    and played with one call, per second.
+    and played with one call, per second. unreadable: the first call after which the state cannot be read, and
+    why. named: whether the worlds are a class's own `scenarios`. unnamed: tool -> its text arguments that
+    take anything and for which no values are named.
     """
 
     worlds: Mapping[str, int | str]
@@ -102,6 +109,9 @@ class Facts:
     tokenizer: str
     speed: float
     seconds: float
+    unreadable: tuple[Call, str] | None = None
+    named: bool = False
+    unnamed: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
 
 class _Watched:
@@ -150,7 +160,7 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
     splits: whose worlds are counted. worlds: how many are explored; None: WORLDS or STARTED.
     """
     began = time.perf_counter()
-    family, scenarios = build.family(config), build.scenarios(config)
+    family, scenarios = build.family(config), _scenarios(config, config.environment.train_split)
     rng = rng_for(config.seed, "check tools")
     roles = build.explorer(config, None, None)
     worlds = worlds or (STARTED if servers.started(config) else WORLDS)
@@ -209,7 +219,30 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         tokenizer=tokenizer,
         speed=speed,
         seconds=time.perf_counter() - began,
+        unreadable=_unreadable(jobs, first),
+        named=config.environment.name == "tools" and not scenarios[0].id.startswith("world_"),
+        unnamed=_unnamed(tools, scenarios),
     )
+
+
+def _unreadable(
+    jobs: Sequence[tuple[Task, Sequence[Call]]], executed: Sequence[Execution]
+) -> tuple[Call, str] | None:
+    """Returns the first call after which a class's state cannot be read, and why."""
+    for (_, calls), execution in zip(jobs, executed):
+        for call, state in zip(calls, execution.fingerprints[1:]):
+            if state.startswith(UNREADABLE):
+                return call, state.removeprefix(UNREADABLE)
+    return None
+
+
+def _unnamed(tools: Mapping[str, ToolFacts], scenarios: Sequence[Task]) -> dict[str, list[str]]:
+    """Returns the text arguments of each tool that take anything, and for which no world has values."""
+    known = set().union(*(scenario.scenario.get("values", ()) for scenario in scenarios))
+    return {
+        name: [each for each in open_arguments(facts.schema) if not known & {each, f"{name}.{each}"}]
+        for name, facts in tools.items()
+    }
 
 
 def _rounds(explorations: Sequence) -> Iterator[tuple[Task, tuple[Call, ...]]]:
@@ -247,13 +280,14 @@ def _unlike(
             if (call := calls[at]).name in found:
                 continue
             cut = (task, calls[: at + 1])
-            alone, ends = [], []
-            for _ in range(2):
+            alone, ends, differs = [], [], False
+            while len(alone) < ALONE and not differs:
                 alone += _alone(config, [cut])
                 ends.append(servers.contents(config, *cut)[-1])
-            differs = any(calls[n].name not in found for n in _partings(*alone))
-            one, other = (e.observations[at].text for e in (alone if differs else executions))
-            found[call.name] = Unlike(call, one, other, differs, servers.differing(*ends))
+                differs = any(calls[n].name not in found for n in _partings(alone[0], alone[-1]))
+            shown = (alone[0], alone[-1]) if differs else executions
+            one, other = (e.observations[at].text for e in shown)
+            found[call.name] = Unlike(call, one, other, differs, servers.differing(ends[0], ends[-1]))
     return list(found.values())
 
 
@@ -340,7 +374,9 @@ def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> 
     for task, calls in jobs[:: max(1, len(jobs) // REWARDED)]:
         source, reset = task.scenario["source"], task.scenario["reset"]
         try:
-            with deadline(SECONDS, "A world with get_reward"):
+            with deadline(SECONDS, "A world with get_reward"), _silence():
+                if load(source).own("get_reward") is None:
+                    return ""
                 wrong = _unsound(source, reset, calls)
         except Refused as why:
             wrong = str(why)
@@ -349,13 +385,19 @@ def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> 
     return ""
 
 
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps what a user's code prints out of the report."""
+    with open(os.devnull, "w") as nowhere:
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+
+
 def _unsound(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> str:
     """Says what is wrong with get_reward before some calls and after them; "" where nothing is."""
     rewards = []
     for _ in range(2):
         world = Instance(source, reset)
-        if world.tools.own("get_reward") is None:
-            return ""
         try:
             before = world.reward()
             for call in calls:
@@ -370,10 +412,20 @@ def _unsound(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> st
     )
 
 
+def _scenarios(config: ConfigDict, split: str, apart_from: str = "") -> list[Task]:
+    """Returns the worlds of a split; of a class's own `scenarios` those of the first READ."""
+    settings = config.environment.to_dict()
+    if config.environment.name == "tools":
+        settings["most"] = READ
+    return build.family(config).scenarios(split, settings, apart_from=apart_from)
+
+
 def _worlds(config: ConfigDict, split: str) -> int | str:
-    """Returns the number of worlds of a split, or why it has none."""
+    """Returns the number of worlds of a split, or why it has none. Held-out worlds are apart, as in a run."""
+    c = config.environment
+    apart_from = c.train_split if split == c.eval_split else ""
     try:
-        return len(build.family(config).scenarios(split, config.environment.to_dict()))
+        return len(_scenarios(config, split, apart_from))
     except ValueError as error:
         return str(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,9 +16,15 @@ from coevolve_jax.toolcheck.remedies import OWN, SERVERS, Remedies
 from coevolve_jax.types import Call
 
 FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
+MOST_TOOLS = 0.75  # share of a server's tools from which on their end is the server's
 FEW_TASKS = 1 / 3  # share of different tasks among those asked for
 LONG_PROMPT = 0.5  # share of a rollout's tokens that the prompt may take
-DUE = {"clock": "asks a clock", "chance": "draws what no seed decides", "network": "may reach a network"}
+DUE = {
+    "clock": "asks a clock",
+    "chance": "draws what no seed decides",
+    "network": "may reach a network",
+    "default": "has a default that all calls share, and what they do to it is no part of the state",
+}
 
 
 class Finding(NamedTuple):
@@ -38,6 +45,7 @@ def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
     found = [
         *_repeats(facts, lines, remedies),
         *_deaths(facts, lines, remedies),
+        *_unreadable(facts, lines),
         *_reward(facts, lines),
         *_tasks(facts, lines),
         *(finding for name in facts.tools for finding in _tool(config, facts, name, lines, remedies)),
@@ -45,6 +53,7 @@ def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
         *_state(facts, lines, remedies),
         *_worlds(facts, lines, remedies),
         *_suspects(facts, lines),
+        *_left_out(lines),
         *_described(facts, lines),
         *_prompt(config, facts, lines, remedies),
         *(_server(facts) if servers.used(config) else ()),
@@ -58,23 +67,39 @@ def said(call: Call) -> str:
 
 
 def _repeats(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
+    draws = any(suspect.kind == "chance" for suspect in lines.suspects())
     for unlike in facts.unlike:
+        alone = unlike.alone or draws
         same = unlike.first == unlike.second
         texts = f"{unlike.first[:80]!r} " + ("both times" if same else f"and {unlike.second[:80]!r}")
         if same or unlike.paths:
             texts += f"; the worlds then differ in {', '.join(unlike.paths[:3]) or 'their state'}"
-        cause = "a clock or on chance" if unlike.alone else "other worlds beside it"
+        cause = "a clock or on chance" if alone else "other worlds beside it"
         what = f"{unlike.call.name} depends on {cause}: {said(unlike.call)} gives {texts}."
-        remedy = remedies.clock if unlike.alone else remedies.beside
+        remedy = remedies.clock if alone else remedies.beside
         yield Finding(True, lines.of(unlike.call.name), what, remedy)
 
 
 def _deaths(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
-    for name, tool in facts.tools.items():
-        if tool.fatal is not None:
-            call, why = tool.fatal
-            what = f"{name} ends its world at {said(call)} ({why[:160]}), and was called no more."
-            yield Finding(False, lines.of(name), what, remedies.ends)
+    dead = {name: tool.fatal for name, tool in facts.tools.items() if tool.fatal is not None}
+    all_of_a_server = remedies is not OWN and len(dead) >= max(2, MOST_TOOLS * len(facts.tools))
+    for name, (call, why) in dead.items():
+        remedy = next(remedy for words, remedy in remedies.ends.items() if words in why)
+        if all_of_a_server:
+            share = f"{len(dead)} of {len(facts.tools)} tools"
+            what = f"{share} end their world, as {said(call)} does ({why[:200]})."
+            yield Finding(True, "", what, remedy.partition(", or leave")[0].rstrip(".") + ".")
+            return
+        what = f"{name} ends its world at {said(call)} ({why[:200]}), and was called no more."
+        yield Finding(False, lines.of(name), what, remedy)
+
+
+def _unreadable(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    if facts.unreadable is not None:
+        call, why = facts.unreadable
+        what = f"After {said(call)} the state cannot be read: {re.sub(r'^[^ ]+:[0-9]+: ', '', why)}"
+        remedy = "A world in such a state fails every task."
+        yield Finding(True, lines.of("state", call.name), what, remedy)
 
 
 def _reward(facts: Facts, lines: Lines) -> Iterator[Finding]:
@@ -105,7 +130,9 @@ def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines, remedies: R
             what = f"{name} was never called."
         remedy = "Let it succeed in some world."
         if properties:
-            remedy = remedies.values.format(argument=next(iter(properties)))
+            wanted = facts.unnamed.get(name) or list(properties)[:1]
+            listed = ", ".join(f'"{argument}": [...]' for argument in wanted)
+            remedy = remedies.values.format(listed=listed, arguments=" and ".join(wanted))
         yield Finding(False, place, what, remedy)
     if not tool.succeeded:
         return
@@ -115,11 +142,13 @@ def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines, remedies: R
         yield Finding(
             False, place, what, "No task can tell whether it was called: let it answer or do something."
         )
+    required = tool.schema["function"]["parameters"].get("required", ())
     for parameter, schema in properties.items():
+        left_out = [schema["default"]] if "default" in schema and parameter not in required else []
         missing = [
             v
             for v in schema.get("enum", ())
-            if json.dumps(v, ensure_ascii=False) not in tool.values[parameter]
+            if v not in left_out and json.dumps(v, ensure_ascii=False) not in tool.values[parameter]
         ]
         if missing and tool.calls >= 4 * len(schema["enum"]):
             what = f"{name} was never called with {parameter}={missing[0]!r}, which its type allows."
@@ -165,9 +194,19 @@ def _suspects(facts: Facts, lines: Lines) -> Iterator[Finding]:
     for suspect in lines.suspects():
         what = f"`{suspect.code}` {DUE[suspect.kind]}."
         remedy = (
-            "What comes of it must show in no answer and in no state, or equal calls are graded unequally."
+            "Let the default be None, and make the value in the body."
+            if suspect.kind == "default"
+            else "Let it show in no answer and in no state: equal calls would be graded unequally."
         )
         yield Finding(False, lines.at(suspect.line), what, remedy)
+
+
+def _left_out(lines: Lines) -> Iterator[Finding]:
+    found = list(lines.left_out())
+    if found:
+        names = ", ".join(f"{name} ({kind})" for _, name, kind in found)
+        remedy = "Only plain functions are: write such a one that calls it, or begin its name with _."
+        yield Finding(False, lines.at(found[0][0]), f"No tools, though public: {names}.", remedy)
 
 
 def _described(facts: Facts, lines: Lines) -> Iterator[Finding]:

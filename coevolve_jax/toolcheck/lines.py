@@ -6,7 +6,7 @@ import ast
 import dataclasses
 from collections.abc import Iterator
 
-from coevolve_jax.envs.tools.source import Refused, read, shown
+from coevolve_jax.envs.tools.source import RESERVED, Refused, read, shown
 
 # What a dotted name gives is another each time, or each day.
 CLOCK = {
@@ -17,12 +17,14 @@ CHANCE = {
     "uuid.uuid1", "uuid.uuid4", "uuid1", "uuid4", "os.urandom", "random.SystemRandom", "SystemRandom",
     "np.random.default_rng", "numpy.random.default_rng",
 }  # fmt: skip
+MADE = ("list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict", "bytearray")
+NO_TOOLS = ("classmethod", "property", "cached_property", "lru_cache", "cache", "partialmethod")
 NETWORK = ("requests", "httpx", "urllib", "urllib3", "socket", "http", "aiohttp", "ftplib", "smtplib")
 
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A line whose result may differ from call to call. kind: "clock", "chance" or "network"."""
+    """A line whose result may differ from call to call. kind: "clock", "chance", "network" or "default"."""
 
     line: int
     kind: str
@@ -51,19 +53,46 @@ class Lines:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 self._functions[node.name] = node.lineno
 
-    def of(self, tool: str = "") -> str:
-        """Returns FILE:LINE of a tool, or of the class; "" without a file."""
+    def of(self, *functions: str) -> str:
+        """Returns FILE:LINE of the first of these functions that is there, else of the class.
+
+        "" without a file.
+        """
         if not self.path:
             return ""
-        line = self._functions.get(tool, getattr(self._top, "lineno", 1))
+        there = [self._functions[name] for name in functions if name in self._functions]
+        line = there[0] if there else getattr(self._top, "lineno", 1)
         return f"{self.path}:{line}"
 
     def at(self, line: int) -> str:
         return f"{self.path}:{line}"
 
+    def left_out(self) -> Iterator[tuple[int, str, str]]:
+        """Yields line, name and kind of what is public and no plain function, and so no tool."""
+        seen = set(RESERVED)
+        for node in ast.iter_child_nodes(self._top):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                kinds, name = [_dotted(_called(each)) for each in node.decorator_list], node.name
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                kinds, name = [_dotted(_called(node.value))], node.targets[0].id
+            else:
+                continue
+            kind = next((last for each in kinds if (last := each.rpartition(".")[2]) in NO_TOOLS), None)
+            if kind and name not in seen and not name.startswith("_"):
+                seen.add(name)
+                yield node.lineno, name, kind
+
     def suspects(self) -> Iterator[Suspect]:
-        """Yields the lines that ask a clock, draw from unseeded chance, or import what reaches a network."""
+        """Yields the lines whose outcome may not repeat.
+
+        They ask a clock, draw from unseeded chance, import what reaches a network, or give an argument a
+        default that calls can change.
+        """
         for node in ast.walk(self._tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for default in (*node.args.defaults, *node.args.kw_defaults):
+                    if _can_change(default):
+                        yield self._suspect(default.lineno, "default")
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 if any(name.split(".")[0] in NETWORK for name in names):
@@ -83,6 +112,17 @@ class Lines:
 
     def _suspect(self, line: int, kind: str) -> Suspect:
         return Suspect(line, kind, self._text[line - 1].strip()[:100])
+
+
+def _can_change(value: ast.AST | None) -> bool:
+    """Tells whether a default is a list, a mapping or a set."""
+    made = isinstance(value, ast.Call) and _dotted(value.func).rpartition(".")[2] in MADE
+    return made or isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
+
+
+def _called(node: ast.AST) -> ast.AST:
+    """Returns what is called, where a node is a call, else the node."""
+    return node.func if isinstance(node, ast.Call) else node
 
 
 def _dotted(node: ast.AST) -> str:

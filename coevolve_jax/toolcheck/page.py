@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from coevolve_jax.toolcheck.facts import SHOWN, Facts
+from coevolve_jax.toolcheck.facts import READ, SHOWN, Facts
 from coevolve_jax.toolcheck.findings import Finding, said
 
 
@@ -45,10 +45,11 @@ def text(name: str, facts: Facts, found: Sequence[Finding]) -> str:
     ]
     listed = "\n".join(f"  {'STOP' if f.stops else 'note'}  {f}" for f in found) or "  none"
     worlds = ", ".join(f"{split} {n}" for split, n in facts.worlds.items() if isinstance(n, int))
+    many = f" (of the first {READ} of `scenarios`)" if facts.named else ""
     return (
         f"{name}: is it fit to train on? {verdict(found)}\n\n"
         f"Findings\n{listed}\n\nTools\n" + "\n".join(rows) + f"\n\n"
-        f"Worlds that begin differently: {worlds or 'none'}. {facts.speed:.0f} worlds a second.\n"
+        f"Worlds that begin differently{many}: {worlds or 'none'}. {facts.speed:.0f} worlds a second.\n"
         f"{lengths(facts)}\n"
         f"A prompt has {facts.tokens} tokens ({facts.tokenizer}).\n"
     )

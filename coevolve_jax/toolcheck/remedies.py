@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 LEFT_OUT = "leave the tool out by config.environment.tools"
 
@@ -12,13 +13,14 @@ class Remedies:
     """Remedies by what is wrong.
 
     clock: a tool depends on a clock or on chance. beside: it depends on other worlds. ends: it ends its
-    world. values: it never succeeds; {argument} is one of its arguments. no_state, logs: no call, or every
-    call, changes the state. alike: all worlds begin alike. long: the prompt is long.
+    world, by words of the reason: the first that occur count. values: it never succeeds; {listed} and
+    {arguments} name some of its arguments. no_state, logs: no call, or every call, changes the state. alike:
+    all worlds begin alike. long: the prompt is long.
     """
 
     clock: str
     beside: str
-    ends: str
+    ends: Mapping[str, str]
     values: str
     no_state: str
     logs: str
@@ -29,9 +31,8 @@ class Remedies:
 OWN = Remedies(
     clock="Let it follow from the seed of reset and the calls before; keep no time of day.",
     beside="Keep all state in the object: not in an imported module, a file or os.environ.",
-    ends="Raise an exception instead of ending the program, and bound the time that arguments ask for.",
-    values='Name values that work, such as values = {{"{argument}": [...]}}, or let another tool answer with '
-    "them.",
+    ends={"": "Raise an exception instead of ending the program, and bound the time that arguments ask for."},
+    values="Name values that work, such as values = {{{listed}}}, or let another tool answer with them.",
     no_state="Where a tool does change something, let state() return it.",
     logs="Leave logs and counters of calls out: define state(self), which returns what two worlds are "
     "compared by.",
@@ -42,8 +43,14 @@ SERVER = Remedies(
     clock="Set config.environment.freeze_time, name files that are logs in config.environment.ignore, or "
     f"{LEFT_OUT}.",
     beside=f"Set config.environment.reuse_server=False, or {LEFT_OUT}.",
-    ends=f"Raise config.environment.server_timeout where it is slow, or {LEFT_OUT}.",
-    values='Name values that work in coevolve.json, such as {{"values": {{"{argument}": [...]}}}}, or '
+    ends={
+        "with the id": f"Let the server answer each request with the id of the request, or {LEFT_OUT}.",
+        "no answer": f"Raise config.environment.server_timeout where it is slow, or {LEFT_OUT}.",
+        "ended": f"Let the server answer with an error instead of ending, or {LEFT_OUT}.",
+        "sent more": f"Let it answer with less, or {LEFT_OUT}.",
+        "": f"Mend the server, or {LEFT_OUT}.",
+    },
+    values='Name values that work in coevolve.json, such as {{"values": {{{listed}}}}}, or '
     f"{LEFT_OUT}.",
     no_state="Where the server keeps a state, let it keep it below {world}.",
     logs="Leave logs and counters of calls out by config.environment.ignore.",
@@ -53,7 +60,7 @@ SERVER = Remedies(
 # Their values come from the tables, and their server is ours.
 FOLDERS = dataclasses.replace(
     SERVER,
-    values=f"Let the tables hold values that work under the name {{argument}}, or {LEFT_OUT}.",
+    values=f"Let the tables hold values that work under the name {{arguments}}, or {LEFT_OUT}.",
     no_state="Where a tool does change something, let it write that to the tables, below MCP_DB_DIR.",
 )
 SERVERS = {"mcp": SERVER, "folder_tools": FOLDERS}  # by config.environment.name

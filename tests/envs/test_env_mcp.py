@@ -137,7 +137,7 @@ def test_a_world_with_a_folder_of_a_splits_name_is_still_one_world(tmp_path):
         ),
         ({"tools": ("sell",)}, "has no tool 'sell', which config.environment.tools names: it has count"),
         ({"command": "python -c pass"}, "The server 'python -c pass' ended."),
-        ({"command": f"{SERVER} dies_at_start"}, "ended .its last words: out of cheese.*"),
+        ({"command": f"{SERVER} dies_at_start"}, "ended with code 1 .its last words: out of cheese.*"),
         ({"command": f"{SERVER} silent_at_start", "server_timeout": 0.5}, "gave no answer within 0.5 s"),
         ({"command": f"{SERVER} no_tools"}, "offers no tools"),
         ({"command": f"{SERVER} many_tools"}, "offers 400 tools, .* name those to use in config.env"),
@@ -193,7 +193,7 @@ def test_variables_precede_the_command_and_words_stand_for_folders(settings, tmp
     ).words("/w")
     assert variables == {"SHOP": "/w/a b", "HOME": f"{tmp_path}/x"}
     assert words[1:] == [f"{tmp_path}/say.py", "data", "--db=say.py", "/w/c"]
-    with pytest.raises(ValueError, match=r"it wrote '/tmp/.*/world /tmp/.*/world/a b /"):
+    with pytest.raises(ValueError, match=r"is no message: '/tmp/.*/world /tmp/.*/world/a b /"):
         scenario(settings, command="SHOP='{world}/a b' python say.py")
 
 
@@ -511,9 +511,10 @@ def test_reference_calls_that_leave_what_cannot_be_compared_are_our_fault(settin
 @pytest.mark.parametrize(
     "fault, why",
     [
-        ("dies", "ended .its last words: out of cheese"),
+        ("dies", "ended with code 1 .its last words: out of cheese"),
+        ("wrong_id", r"gave no answer within 2 s .an answer came with the id 1\d\d\d, not \d"),
         ("silent", "gave no answer within 2 s"),
-        ("malformed", "gave no answer within 2 s .it wrote '{this is no JSON'"),
+        ("malformed", "gave no answer within 2 s .its last line that is no message: '{this is no JSON'"),
         ("sends_much", "sent more than 8 MiB at once"),
         ("stops", "gave no answer within 2 s"),
         ("nests", "has made a folder that holds a path of more than 1000 characters"),
@@ -669,7 +670,7 @@ def test_a_server_that_no_longer_starts_costs_its_rollouts_and_not_the_run(setti
         env_ids = pool.reset([fine, task(settings, GOOD)])
         lost, kept = pool.step(env_ids, [GOOD] * 2)
         assert not any(o.valid for o in lost) and [o.text for o in kept] == ["done", "5"]
-        assert "the server ended (its last words: disk full)" in pool.score(env_ids)[0].reason
+        assert "the server ended with code 1 (its last words: disk full)" in pool.score(env_ids)[0].reason
 
 
 def _gone(pid):

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import textwrap
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, NewType, Optional, Union
 
 import numpy as np
 import pytest
@@ -23,12 +23,14 @@ from coevolve_jax.envs.tools.source import Refused, load
 from coevolve_jax.envs.tools.state import NoState, plain
 from coevolve_jax.envs.tools.values import of_state
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.envs.worker_process import KEPT
 from coevolve_jax.testing.environment import check_environment
-from coevolve_jax.types import Call, Turn
+from coevolve_jax.toolcheck import facts
+from coevolve_jax.types import Call, Task, Turn
 from tests.support.paths import ROOT
 
 SHOP = "examples/shop.py:Shop"
-HEAD = "import datetime, os, random, sys, threading, time\n"
+HEAD = "import datetime, functools, os, random, sys, threading, time, typing\n"
 COUNTER = '''
 class Counter:
     def reset(self, seed=0):
@@ -252,7 +254,12 @@ def test_what_has_no_json_form_is_named(kind):
         ("def f(self, x: int, /):\n    '''F.'''\n", "Own.f takes x by position only"),
         ("def f(self, x: 'Nowhere'):\n    '''F.'''\n", "Own.f has type hints that cannot be read"),
         ("def f(self, x: datetime.date):\n    '''F.'''\n", "argument x: its type date cannot be written"),
-        ("plus = Counter.add\n", "two names for one tool, plus and add"),
+        ("plus = Counter.add\n", r"own_tools.py:\d+: Own has two names for one tool, plus and add"),
+        (
+            "def f(self, x: typing.TypedDict('At', {'x': int})):\n    '''F.'''\n",
+            "its type At is a TypedDict: make it a dataclass",
+        ),
+        ("g = functools.partialmethod(Counter.add, k=1)\n", "Own.g is a functools.partialmethod"),
         (
             "def reset(self, seed=0):\n    raise KeyError('db')\n",
             r"Own.reset\(seed=0\) raises KeyError: 'db'",
@@ -271,7 +278,7 @@ def test_a_class_that_cannot_be_used_is_refused_in_one_sentence_with_its_line(wr
         worlds(source)
     text = str(refusal.value)
     assert "\n" not in text
-    assert "own_tools.py" in text or "two names" in text
+    assert "own_tools.py" in text or "partialmethod" in text
 
 
 @pytest.mark.parametrize(
@@ -313,8 +320,41 @@ def test_code_that_does_not_return_is_stopped_also_where_it_sleeps():
 
 
 def test_a_reset_that_ends_the_process_is_a_sentence(written):
-    with pytest.raises(ValueError, match="could not be asked for its scenarios .* ended with code 3"):
-        scenarios(written("def reset(self, seed=0):\n    os._exit(3)\n"))
+    said = r"asked for its scenarios .* ended with code 3, in .*own_tools.py:\d+: Own.reset\(seed=2\);"
+    with pytest.raises(ValueError, match=said):
+        scenarios(written("def reset(self, seed=0):\n    seed == 2 and os._exit(3)\n    self.n = seed\n"))
+
+
+def test_what_a_tool_prints_stays_off_the_terminal_and_its_end_is_shown_where_it_dies(written, capfd):
+    source = written("def shout(self):\n    '''S.'''\n    sys.stderr.write('e' * 10**6 + chr(10))\n"
+        "def die(self):\n    '''D.'''\n    sys.stderr.write('out of cheese')\n    os._exit(3)\n")  # fmt: skip
+    (world,) = scenarios(source)[:1]
+    with ProcessPool("tools", workers=1, timeout=10.0) as pool:
+        (env_id,) = pool.reset([world])
+        ((said,),) = pool.step([env_id], [[Call("shout", {})]])
+        assert not said.error and capfd.readouterr().err == ""
+        assert pool.step([env_id], [[Call("die", {})]])[0][0].fatal
+    shown = capfd.readouterr().err
+    assert shown.endswith("out of cheese") and len(shown) <= 2 * KEPT
+
+
+def test_of_many_scenarios_the_first_are_read_where_that_is_asked(written):
+    source = written(
+        "scenarios = {'train': [{'seed': i} for i in range(9)]}\ndef reset(self, seed): self.n = seed\n"
+    )
+    found = envs.tools.scenarios("train", {"source": source, "most": 3})
+    assert [world.scenario["reset"] for world in found] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+
+
+def test_what_a_world_prints_is_no_part_of_the_check(written, capfd):
+    source = written(
+        "def reset(self, seed=0): print('noise')\ndef get_reward(self):\n    print('noise')\n    return 2\n"
+    )
+    config = configs.override(
+        configs.load_file(ROOT / "configs" / "tools.py"), {"environment.source": source}
+    )
+    world = Task("w", "tools", {"source": source, "reset": {}})
+    assert "get_reward returns 2" in facts._reward(config, [(world, ())]) and capfd.readouterr().out == ""
 
 
 # ---- Worlds --------------------------------------------------------------------------------------
@@ -627,3 +667,17 @@ def test_trl_finds_the_same_tools_and_trains_on_the_class_unchanged(tmp_path, mo
     assert found == load(str(ROOT / SHOP.partition(":")[0]) + ":Shop").schemas()
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_values_are_read_for_items_and_for_fields_within_an_argument():
+    text = {"type": "string"}
+    payment = {"type": "object", "properties": {"target": text, "amount": {"type": "integer"}}}
+    properties = {"payment": payment, "friends": {"type": "array", "items": text}}
+    tool = {"function": {"name": "pay", "parameters": {"properties": properties}}}
+    found = of_state({"targets": {"Ada": 1}, "friends": ["Ben"]}, [tool])
+    assert found == {"pay.target": ["Ada"], "pay.friends": ["Ben"]}
+
+
+def test_a_new_type_is_what_it_is_made_of():
+    Id = NewType("Id", int)
+    assert schemas.of_hint(Id) == {"type": "integer"} and schemas.convert(Id, 5.0) == 5

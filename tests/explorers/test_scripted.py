@@ -29,7 +29,7 @@ from coevolve_jax.explorers.scripted.explorer import (
     remedies,
     retry,
 )
-from coevolve_jax.explorers.scripted.tools import toolbox
+from coevolve_jax.explorers.scripted.tools import allows, named_values, toolbox
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.types import Call, Observation, Triplet
 from tests.support.explorer_cases import exploration, file_task
@@ -414,6 +414,9 @@ def test_a_value_is_of_the_first_type_that_its_schema_allows(described, sound):
         ("integer", "Any between 0 and 30, a multiple of 10.", 0, 30, 10),
         ("number", "A share between 0 and 1.", 0, 1, 0.1),
         ("number", "Degrees, from -4 to 4.", -4, 4, 1),
+        ("integer", "Between 1 and 4.", 1, 4, 1),
+        ("integer", "From 998 to 1,000.", 998, 1000, 1),
+        ("integer", "From 6 to 3, downwards.", 3, 6, 1),
     ],
 )
 def test_a_number_with_a_range_is_one_of_its_steps_and_often_its_end(kind, text, low, high, unit):
@@ -425,6 +428,85 @@ def test_a_number_with_a_range_is_one_of_its_steps_and_often_its_end(kind, text,
     for x in steps:
         wanted = 0.6 / len(steps) + 0.4 * (x == high)
         assert found[x] / DRAWS == pytest.approx(wanted, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "described, least, most",
+    [
+        ({"type": "integer", "minimum": 1, "maximum": 3}, 1, 3),
+        ({"type": "integer", "exclusiveMinimum": 2.5, "exclusiveMaximum": 9}, 4, 8),
+        ({"type": "integer", "minimum": 40}, 41, 50),
+        ({"type": "integer", "maximum": 5}, 1, 5),
+        ({"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1}, 1, 10),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, 0.1, 1),
+        ({"type": "number", "minimum": 0.001, "maximum": 0.005}, 0.001, 0.005),
+        ({"type": "number", "description": "From 0.1 to 5.0."}, 0.1, 5.0),
+    ],
+)
+def test_a_number_keeps_the_range_of_its_schema_and_of_its_description(described, least, most):
+    (param,) = toolbox([schema("set", ["x"], x=described)])["set"].params
+    bank = Bank(harvest_state({"shop": {"x": 10**6, "low": -(10**6)}}))
+    rng = np.random.default_rng(0)
+    empty = Bank(()) if "description" in described or param.high is None else bank
+    found = {draw(param, empty, rng) for _ in range(300)}
+    assert (min(found), max(found)) == (least, most) and all(allows(described, x) for x in found)
+
+
+def test_a_constant_is_always_drawn_and_numbers_may_be_listed_by_a_description():
+    described = {"type": "object", "properties": {"kind": {"const": "pickup"}}, "required": ["kind"]}
+    (kind,) = toolbox([schema("set", ["x"], x=described)])["set"].params
+    listed = toolbox([schema("set", ["x"], x={"type": "integer", "description": "One of: 5, 10, 20."})])
+    rng = np.random.default_rng(0)
+    assert all(draw(kind, Bank(()), rng) == {"kind": "pickup"} for _ in range(100))
+    assert listed["set"].params[0].choices == (5, 10, 20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One of: red, green or blue.",
+        "One of: red, green, and blue.",
+        "One of: red, green, blue. Default red.",
+        "One of: red, green, blue; else nothing.",
+        "One of: red, green (as grass), blue (as the sky).",
+        'One of: "red", "green", "blue". Not "white".',
+    ],
+)
+def test_a_description_lists_values_in_several_ways(text):
+    assert named_values(text) == ("red", "green", "blue")
+
+
+@pytest.mark.parametrize(
+    "value, sound",
+    [
+        ({"lines": [{"item": "tea", "count": 3}], "kind": "post"}, True),
+        ({"lines": [{"item": "tea", "count": 4}]}, False),
+        ({"lines": [{"item": "gin", "count": 1}]}, False),
+        ({"kind": "harbor"}, False),
+        ({"way": "by"}, True),
+        ({"way": 2}, True),
+        ({"way": 1}, False),
+        ({"way": None}, True),
+        ({"pair": [1, "a"]}, True),
+        ({"pair": [0, "a"]}, False),
+        ({"unknown": 5}, True),
+        ({"far": 0.0}, False),
+    ],
+)
+def test_a_schema_allows_values_at_all_levels_and_a_goal_has_no_others(value, sound):
+    line = {"properties": {"item": {"enum": ["tea", "jam"]}, "count": {"minimum": 1, "maximum": 3}}}
+    parts = {
+        "lines": {"type": "array", "items": line},
+        "kind": {"const": "post"},
+        "way": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 2}, {"type": "null"}]},
+        "pair": {"type": "array", "prefixItems": [{"minimum": 1}, {}]},
+        "far": {"exclusiveMinimum": 0},
+    }
+    tool = schema("order")
+    tool["function"]["parameters"]["properties"] = parts
+    made = step(0, "order", value)
+    assert candidates([made], lambda call: "", [tool]) == [made] * sound
+    assert allows({"enum": 3, "minimum": "x", "items": 1, "properties": []}, [{}]) is True
 
 
 @pytest.mark.parametrize("kind, least, most", [("integer", 1, 10), ("number", 1, 95)])
@@ -566,3 +648,28 @@ def test_an_instruction_is_cut_only_where_it_is_too_long():
     fits = "Find every single file here that has a name with these letters in it"
     assert len(fits.split()) == 14 and instruction(fits + ".") == "find" + fits[4:]
     assert instruction(fits + " now.") == "find every single file here"
+
+
+@pytest.mark.parametrize(
+    "third, base",
+    [
+        ("Goes to a room", "go to a room"),
+        ("Searches it", "search it"),
+        ("Pushes it", "push it"),
+        ("Fixes it", "fix it"),
+        ("Applies it", "apply it"),
+        ("Ties it", "tie it"),
+        ("Passes it", "pass it"),
+        ("Closes it", "close it"),
+        ("Caches it", "cache it"),
+        ("Focuses it", "focus it"),
+        ("This tool lends", "this tool lends"),
+        ("Status of it", "status of it"),
+        ("Canvas of it", "canvas of it"),
+        ("Get (i.e. fetch) it. At once", "get (i.e. fetch) it"),
+        ("Creates an event and returns its id", "create an event and return its id"),
+        ("Lists users and groups", "list users and groups"),
+    ],
+)
+def test_an_instruction_is_an_imperative(third, base):
+    assert instruction(f"{third}.") == base

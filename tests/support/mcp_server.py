@@ -90,6 +90,9 @@ def misbehave():
         sys.stdout.write("{this is no JSON\n")
         sys.stdout.flush()
         time.sleep(600)
+    if fault == "wrong_id":
+        send({"id": message["id"] + 1000, "result": said("late")})
+        time.sleep(600)
     if fault == "asks":
         send({"id": "q1", "method": "sampling/createMessage", "params": {"messages": []}})
         reply = json.loads(sys.stdin.readline())

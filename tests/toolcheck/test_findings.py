@@ -4,10 +4,13 @@ from collections import Counter
 
 import pytest
 
-from coevolve_jax.toolcheck.facts import Facts, ToolFacts
+from coevolve_jax import config as configs
+from coevolve_jax.toolcheck.facts import Facts, ToolFacts, Unlike
 from coevolve_jax.toolcheck.findings import findings
 from coevolve_jax.toolcheck.lines import Lines
+from coevolve_jax.types import Call
 from tests.support.method_cases import TINY, a_task
+from tests.support.paths import ROOT
 
 SOUND = Facts(
     worlds={"train": 9, "development": 9}, tools={}, steps=9, unlike=(), twins=(), reward="", logs=(),
@@ -16,9 +19,14 @@ SOUND = Facts(
 )  # fmt: skip
 
 
+def found_in(lines=None, **facts):
+    """The findings on facts that are sound but for these."""
+    return findings(TINY, Facts(**{**vars(SOUND), **facts}), lines or Lines(""))
+
+
 def told(about, **facts):
     """(whether it stops, what) of the findings that have these words."""
-    found = findings(TINY, Facts(**{**vars(SOUND), **facts}), Lines(""))
+    found = found_in(**facts)
     return [(f.stops, f.what) for f in found if about in f.what]
 
 
@@ -46,3 +54,99 @@ def test_a_value_that_is_allowed_and_never_seen_is_told_after_enough_calls(calls
     tool.values["mode"].update(f'"{value}"' for value in seen)
     what = f"ls was never called with mode='{missing}', which its type allows."
     assert told("never called", tools={"ls": tool}) == ([(False, what)] if missing else [])
+
+
+def test_a_default_that_is_left_out_is_not_missed():
+    order = {"enum": ["asc", "desc"], "default": "asc"}
+    tool = ToolFacts({"function": {"name": "ls", "parameters": {"properties": {"mode": order}}}}, 9, 9, 9)
+    tool.values["mode"].update(['"desc"'])
+    assert told("never called", tools={"ls": tool}) == []
+    tool.schema["function"]["parameters"]["required"] = ["mode"]
+    assert len(told("never called", tools={"ls": tool})) == 1
+
+
+OWN = """
+import functools
+import uuid
+
+class Shop:
+    def reset(self): ...
+    def buy(self, item, into=[], *, by={}): ...
+    def state(self): ...
+    @classmethod
+    def make(cls): ...
+    @functools.lru_cache(maxsize=3)
+    def look(self): ...
+    @property
+    def size(self): ...
+    again = functools.partialmethod(buy, item="tea")
+    def _hidden(self, into=()): return str(uuid.uuid4())
+"""
+
+
+@pytest.fixture
+def lines(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    return Lines(str(tmp_path / "own.py"), "Shop")
+
+
+def test_a_state_that_cannot_be_read_stops_at_the_line_of_state(lines):
+    unreadable = (Call("buy", {"item": "tea"}), "own.py:3: Shop.state raises KeyError: 1.")
+    (first, *_) = found_in(lines, unreadable=unreadable)
+    assert first.stops and first.place.endswith("own.py:8")
+    assert first.what == "After buy(item='tea') the state cannot be read: Shop.state raises KeyError: 1."
+
+
+def test_what_is_no_tool_is_named_with_its_kind_and_so_are_defaults_that_calls_change(lines):
+    (left_out,) = [f for f in found_in(lines) if f.what.startswith("No tools")]
+    assert left_out.place.endswith("own.py:9") or left_out.place.endswith("own.py:10")
+    kinds = "make (classmethod), look (lru_cache), size (property), again (partialmethod)"
+    assert left_out.what == f"No tools, though public: {kinds}."
+    shared = [f for f in found_in(lines) if "has a default that all calls share" in f.what]
+    assert len(shared) == 2 and all(f.place.endswith("own.py:7") for f in shared)
+
+
+def test_chance_in_the_file_is_blamed_before_other_worlds(lines):
+    unlike = Unlike(Call("buy", {}), "1", "2", alone=False)
+    what = lambda own: next(f.what for f in found_in(own, unlike=[unlike]) if "depends" in f.what)
+    assert what(lines).startswith("buy depends on a clock or on chance: ")
+    assert what(None).startswith("buy depends on other worlds beside it: ")
+
+
+def test_the_arguments_that_have_no_values_are_named():
+    properties = {"currency": {"type": "string"}, "owner": {"type": "string"}}
+    tool = ToolFacts({"function": {"name": "pay", "parameters": {"properties": properties}}}, 4)
+    tool.errors["no"] = 4
+    (never,) = [
+        f for f in found_in(tools={"pay": tool}, unnamed={"pay": ["owner", "target"]}) if "never" in f.what
+    ]
+    assert 'such as values = {"owner": [...], "target": [...]}, or' in never.remedy
+
+
+@pytest.mark.parametrize(
+    "why, remedy",
+    [
+        ("the server gave no answer within 2 s", "Raise config.environment.server_timeout"),
+        (
+            "the server gave no answer within 2 s (an answer came with the id 9, not 3)",
+            "Let the server answer",
+        ),
+        ("the server ended with code 3", "Let the server answer with an error instead of ending"),
+        ("the server sent more than 8 MiB at once", "Let it answer with less"),
+        ("the server runs 99 processes", "Mend the server"),
+    ],
+)
+def test_the_remedy_fits_the_end_of_a_server_and_where_most_tools_end_it_one_finding_stops(why, remedy):
+    config = configs.load_file(ROOT / "configs" / "mcp_smollm2.py")
+    tool = lambda name: ToolFacts({"function": {"name": name, "parameters": {}}}, fatal=(Call(name, {}), why))
+    fine = ToolFacts({"function": {"name": "ls", "parameters": {}}}, 9, 9, 9)
+    of = lambda **tools: [
+        f
+        for f in findings(config, Facts(**{**vars(SOUND), "tools": tools}), Lines(""))
+        if "end" in f.what and "world" in f.what and why in f.what
+    ]
+    (one,) = of(a=tool("a"), ls=fine)
+    assert not one.stops and one.remedy.startswith(remedy) and one.remedy.endswith("environment.tools.")
+    (every,) = of(a=tool("a"), b=tool("b"), c=tool("c"), ls=fine)
+    assert every.stops and every.what.startswith("3 of 4 tools end their world, as a() does (")
+    assert every.remedy.startswith(remedy) and "leave" not in every.remedy

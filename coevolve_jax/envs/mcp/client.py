@@ -39,11 +39,19 @@ class Pipes(NamedTuple):
 class Client:
     """One server's connection. timeout: seconds by the clock that an answer may take.
 
-    watch: called while an answer is awaited; raises Failed to stop waiting.
+    watch: called while an answer is awaited; raises Failed to stop waiting. code: called where the server has
+    ended; returns its exit code, negative for a signal, or None where it is not known.
     """
 
-    def __init__(self, pipes: Pipes, timeout: float, watch: Callable[[], None]):
-        self._pipes, self._timeout, self._watch = pipes, timeout, watch
+    def __init__(
+        self,
+        pipes: Pipes,
+        timeout: float,
+        watch: Callable[[], None],
+        code: Callable[[], int | None] = lambda: None,
+    ):
+        self._pipes, self._timeout, self._watch, self._code = pipes, timeout, watch, code
+        self._other = ""  # the number of an answer to another request than the open one
         self._sent, self._unsent = 0, bytearray()
         self._buffer, self._searched, self._received = bytearray(), 0, 0
         self._errors, self._stray, self._watched = bytearray(), b"", 0.0
@@ -90,7 +98,7 @@ class Client:
         self._unsent += json.dumps(message).encode() + b"\n"
 
     def _answer(self, number: int) -> dict[str, Any]:
-        self._watched, self._received = time.monotonic(), 0
+        self._watched, self._received, self._other = time.monotonic(), 0, ""
         deadline = self._watched + self._timeout
         while True:
             message = self._message(deadline)
@@ -104,6 +112,8 @@ class Client:
                 if not isinstance(message.get("result"), dict):
                     raise Failed("answers without a result")
                 return message["result"]
+            elif message.get("id") is not None:
+                self._other = f"{str(message['id'])[:40]}, not {number}"
 
     def _message(self, deadline: float) -> dict[str, Any]:
         """Returns the next JSON object. Other lines are no messages: some servers print."""
@@ -152,7 +162,9 @@ class Client:
             chunk = _read(self._pipes.output)
             if not chunk:
                 self._errors += _read(self._pipes.errors)
-                raise Failed(f"ended{self._told()}")
+                code = self._code()
+                how = "" if not code else f" with code {code}" if code > 0 else f" by signal {-code}"
+                raise Failed(f"ended{how}{self._told()}")
             self._buffer += chunk
             self._received += len(chunk)
             if self._received > MAX_SENT:
@@ -164,7 +176,10 @@ class Client:
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if last:
             return f" (its last words: {last[:160]})"
-        return f" (it wrote {self._stray.decode(errors='replace')!r}, no JSON)" if self._stray else ""
+        if self._other:
+            return f" (an answer came with the id {self._other})"
+        stray = self._stray.decode(errors="replace")
+        return f" (its last line that is no message: {stray!r})" if stray else ""
 
 
 def _answers(message: dict[str, Any], number: int) -> bool:

@@ -3,6 +3,7 @@
 `python -P -m coevolve_jax.envs.mcp.launcher FOLDER` reads requests from its standard input, a Unix socket:
 
     {"start": {...}}, with three file descriptors for the server: starts a server and answers its process id
+    {"code": pid}: answers the exit code of a server that has ended, negative for a signal, or null
     {"end": pid}: kills the server with all that it has started, and answers null
 
 A server is confined (envs/lockdown.py) and leads a process group that nothing in it can leave. When nobody
@@ -21,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -55,6 +57,8 @@ def _serve(requests: socket.socket, running: set[int]) -> None:
                 os.close(descriptor)
             running.add(pid)
             answer = pid
+        elif "code" in asked:
+            answer = _code(asked["code"]) if asked["code"] in running else None
         else:
             answer = None
             if asked["end"] in running:  # a process id may be another process's by now
@@ -70,6 +74,15 @@ def delete(folder: str) -> None:
     if os.path.lexists(folder):  # too deep for functions that call themselves, or shut by its mode
         for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             subprocess.run([*command, "--", folder], check=False, stderr=subprocess.DEVNULL)
+
+
+def _code(pid: int) -> int | None:
+    """Returns the exit code of a server that has ended or ends just now. Its process id stays taken."""
+    for _ in range(20):
+        if ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        time.sleep(0.01)  # it closes its output before it has ended
+    return None
 
 
 def _end(pid: int) -> None:

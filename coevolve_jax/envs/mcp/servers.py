@@ -59,6 +59,10 @@ class Launcher:
             os.close(descriptor)
         return pid, Pipes(input, output, errors)
 
+    def code(self, pid: int) -> int | None:
+        """Returns the exit code of a server that has ended; None where it runs."""
+        return self._ask({"code": pid}, [])
+
     def end(self, pid: int) -> None:
         self._ask({"end": pid}, [])
 

@@ -47,7 +47,7 @@ class World:
             "disk": int(spec.server_disk * 2**20),
         }
         self._pid, pipes = launcher().start(server)
-        self._client = Client(pipes, spec.server_timeout, self._watch)
+        self._client = Client(pipes, spec.server_timeout, self._watch, lambda: launcher().code(self._pid))
 
     def begin(self) -> None:
         """Waits until the server has started. Failed where it does not."""

@@ -5,6 +5,7 @@ docs/guides/train_on_your_own_tools.md says what it may define. Its code runs in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -12,7 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.base import UNDER_WAY, digest
 from coevolve_jax.envs.tools.deadline import deadline
 from coevolve_jax.envs.tools.environment import Instance, World
 from coevolve_jax.envs.tools.source import Refused, Tools, load
@@ -40,14 +41,17 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
 
     A source whose worlds all begin alike has this one in all splits. Its held-out tasks are other tasks in
     the same world, and leak control keeps them apart.
+
+    settings: "most" is the number of `scenarios` of a split that are read; all without it.
     """
     tools = _load(settings)
     named = _named(tools)
     if named is None:
         return _by_seed(tools, split)
-    found = _begun(tools, split, _entry(tools, named, split))
+    most = settings.get("most")
+    found = _begun(tools, split, _entry(tools, named, split)[:most])
     if apart_from:
-        others = {s.scenario["begins"] for s in _begun(tools, split, _entry(tools, named, apart_from))}
+        others = {s.scenario["begins"] for s in _begun(tools, split, _entry(tools, named, apart_from)[:most])}
         found = [s for s in found if s.scenario["begins"] not in others]
     if not found:
         raise Refused(
@@ -191,7 +195,9 @@ def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
     found: dict[str, Task] = {}
     for number, reset in enumerate(resets):
         given = ", ".join(f"{key}={value!r}"[:60] for key, value in reset.items())
-        with deadline(SECONDS, f"{tools.place()}: {tools.name}.reset({given})"):
+        what = f"{tools.place()}: {tools.name}.reset({given})"
+        _say(what)
+        with deadline(SECONDS, what):
             states = []
             for _ in range(2):
                 world = Instance(tools.source, reset)
@@ -204,7 +210,14 @@ def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
         begins = digest(states[0])
         if begins not in found:
             found[begins] = _scenario(tools, f"{name}_{number}", reset, begins, *states[0])
+    _say("")
     return _BEGUN.setdefault(key, list(found.values()))
+
+
+def _say(what: str) -> None:
+    """Says to whoever started this process what is under way, "" for nothing."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{UNDER_WAY}{what}\n".encode(errors="replace"))
 
 
 def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text: str) -> Task:

@@ -24,6 +24,7 @@ from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import SUCCESS, Call, Observation, Outcome, Task, Turn
 
 SLACK = 1e-6  # by which a reward may miss [0, 1]
+UNREADABLE = "The state cannot be read: "  # begins the fingerprint of such a world
 MAX_ANSWER = 20_000  # characters of an answer; the rest is counted and cut
 
 
@@ -215,7 +216,7 @@ class World:
         try:
             return digest(self._own.state())
         except Refused as why:
-            return digest(["state_unreadable", str(why)])
+            return f"{UNREADABLE}{why}"
 
     def close(self) -> None:
         self._reference = None

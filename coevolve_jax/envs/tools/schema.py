@@ -152,7 +152,11 @@ def _returned(hints: Mapping[str, Any], described: str | None) -> dict | None:
 
 def of_hint(hint: Any) -> dict:
     """Returns the JSON schema of a type hint. Raises Unfit where there is none."""
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
     origin, args = get_origin(hint), get_args(hint)
+    if typing.is_typeddict(hint):
+        raise Unfit(f"its type {_said(hint)} is a TypedDict: make it a dataclass")
     if origin in (typing.Annotated, typing.Required, typing.NotRequired):
         return of_hint(args[0])
     if not args and origin in (list, dict):  # typing.List without its elements
@@ -220,6 +224,8 @@ def convert(hint: Any, value: Any) -> Any:
     are, also those of a wrong type, as TRL passes them. Raises ValueError for a value that is no member, or
     no fields of the dataclass.
     """
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
     if hint is float and type(value) is int and abs(value) < 2**53:
         return float(value)
     if hint is int and isinstance(value, float) and value.is_integer():

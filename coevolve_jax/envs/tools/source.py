@@ -272,9 +272,16 @@ def _functions(module: types.ModuleType) -> dict[str, Callable]:
 def _refuse_twins(found: Mapping[str, Callable], where: str) -> None:
     for name, function in found.items():
         if function.__name__ != name:
+            if hasattr(function, "_partialmethod") or hasattr(function, "__partialmethod__"):
+                raise Refused(
+                    f"{where}.{name} is a functools.partialmethod, which has no schema of its own: write a "
+                    "method that calls the other one."
+                )
+            code = inspect.unwrap(function).__code__
+            place = f"{shown(code.co_filename)}:{code.co_firstlineno}: "
             raise Refused(
-                f"{where} has two names for one tool, {name} and {function.__name__}: a schema carries the "
-                "function's own name. Begin one of them with _, or use functools.wraps in the decorator."
+                f"{place}{where} has two names for one tool, {name} and {function.__name__}: a schema has "
+                "the function's own name. Begin one of them with _, or use functools.wraps in the decorator."
             )
 
 

@@ -21,12 +21,7 @@ _FREE = {"message", "content", "text", "title", "description", "note", "comment"
 def of_state(state: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Returns values by TOOL.ARGUMENT. state: as in `plain`. tools: the function schemas."""
     found = list(_texts(state, ()))
-    arguments = {
-        (tool["function"]["name"], name)
-        for tool in tools
-        for name, schema in tool["function"]["parameters"].get("properties", {}).items()
-        if _open(name, schema)
-    }
+    arguments = {(tool["function"]["name"], name) for tool in tools for name in open_arguments(tool)}
     claimed = {
         name: list(dict.fromkeys(text for text, words in found if _words(name) & words))
         for _, name in arguments
@@ -39,6 +34,23 @@ def of_state(state: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, list[s
         for tool, name in sorted(arguments)
     }
     return {argument: texts for argument, texts in values.items() if texts}
+
+
+def open_arguments(tool: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments of a tool, and the fields within them, that take some text of the world."""
+    found = _opened(tool["function"]["parameters"].get("properties", {}))
+    return list(dict.fromkeys(found))
+
+
+def _opened(properties: Mapping[str, Any]) -> Iterator[str]:
+    for name, schema in properties.items():
+        if isinstance(items := schema.get("items"), Mapping) and "description" in schema:
+            items = {"description": schema["description"], **items}
+        if _open(name, schema) or (isinstance(items, Mapping) and _open(name, items)):
+            yield name
+        for inner in (schema, items):
+            if isinstance(inner, Mapping) and isinstance(fields := inner.get("properties"), Mapping):
+                yield from _opened(fields)
 
 
 def _open(name: str, schema: Mapping[str, Any]) -> bool:

@@ -14,10 +14,15 @@ from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Sho
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.plans import fulfilled
 from coevolve_jax.explorers.scripted.arguments import MAX_STRING, succeeded
+from coevolve_jax.explorers.scripted.tools import allows
 from coevolve_jax.types import Call, Triplet, Turn
 
 SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # shares of goals by steps, before shortening
 TURN_SHARES = (0.6, 0.3, 0.1)  # shares of tasks with 1, 2, 3 user turns, if the calls suffice
+OBJECTS = "a an the its it their them his her your whether".split()  # words that follow a verb, and no noun
+NO_VERB = ("ss", "us", "is", "as", "os", "'s", "series", "species")  # how other words end: "this", "status"
+BARE = ("sses", "shes", "ches", "xes", "oes", "ocuses")  # the verb has no "e" of its own: "searches"
+SILENT = "caches axes shoes tiptoes canoes".split()  # it has one all the same
 MAX_WORDS = 14  # words of a tool's documentation in a query
 
 Phrase = Callable[
@@ -108,8 +113,10 @@ def propose_goals(
     wording: the family's words for a call.
     """
     triplets, rng = exploration.triplets, exploration.rng
+    tools = exploration.tools
     rounds = {
-        r: candidates([t for t in triplets if t.round == r], wording) for r in {t.round for t in triplets}
+        r: candidates([t for t in triplets if t.round == r], wording, tools)
+        for r in {t.round for t in triplets}
     }
     usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= limits.min_calls]
     must = set(exploration.context.must)
@@ -135,19 +142,25 @@ def propose_goals(
     return [Goal(exploration, wanted) for wanted in dict.fromkeys(goals)]
 
 
-def candidates(steps: Sequence[Triplet], wording: Callable[[Call], str]) -> list[Triplet]:
+def candidates(
+    steps: Sequence[Triplet], wording: Callable[[Call], str], tools: Sequence[dict] = ()
+) -> list[Triplet]:
     """Steps of one round that can be part of a goal: successful, and none a repetition.
+
+    None has a value that its tool's schema excludes, though the tool took it.
 
     Each argument is at most MAX_STRING characters long, or the family's words for the call are shorter than
     it. A user would not type more.
     """
     seen, good = set(), []
+    schemas = {t["function"]["name"]: t["function"].get("parameters") for t in tools}
     for step in steps:
         values = [v if isinstance(v, str) else json.dumps(v) for v in step.call.arguments.values()]
         line = signature(step.call)
         said = len(wording(step.call))
         short = all(len(v) <= MAX_STRING or 0 < said < len(v) for v in values)
-        if short and succeeded(step.observation) and line not in seen:
+        sound = allows(schemas.get(step.call.name), dict(step.call.arguments))
+        if short and sound and succeeded(step.observation) and line not in seen:
             seen.add(line)
             good.append(step)
     return good
@@ -193,18 +206,31 @@ def asked(name: str, doc: str) -> str:
 
 def instruction(doc: str) -> str:
     """The first sentence of a tool's documentation as a short imperative without a period; "" for none."""
-    sentence = re.split(r"\.(?:\s|$)", doc.rsplit("Tool description:", 1)[-1].strip(), maxsplit=1)[0]
+    text = doc.rsplit("Tool description:", 1)[-1].strip()
+    sentence = re.split(r"(?<!\.\w)\.(?:\s|$)", text, maxsplit=1)[0]  # "i.e." and "e.g." end none
     words = sentence.split()
     if not words:
         return ""
     if len(words) > MAX_WORDS:
         clause = re.match(r"^(.{20,}?)(?:,| that | which | with | using | given )", sentence)
         words = (clause[1] if clause else sentence).split()[:MAX_WORDS]
-    verb = words[0].lower()
-    # Some documentation speaks of the tool in the third person ("Starts the engine").
-    if verb.endswith("s") and not verb.endswith("ss"):
-        verb = verb[:-2] if verb.endswith("sses") else verb[:-1]
+    first = words[0].lower()
+    verb = imperative(first)
+    if verb != first:  # it speaks of the tool in the third person, maybe also later ("and returns its id")
+        for n in range(2, len(words) - 1):
+            if words[n - 1] in ("and", "or", "then") and words[n + 1] in OBJECTS:
+                words[n] = imperative(words[n])
     return " ".join([verb, *words[1:]])
+
+
+def imperative(verb: str) -> str:
+    """Returns a verb of the third person as a request has it: "goes" becomes "go". Other words stay."""
+    if not verb.endswith("s") or verb.endswith(NO_VERB):
+        return verb
+    if verb.endswith("ies") and len(verb) > 4:  # not "ties"
+        return f"{verb[:-3]}y"
+    bare = verb.endswith(BARE) and verb not in SILENT
+    return verb[:-2] if bare else verb[:-1]
 
 
 def arguments_text(call: Call, style: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -120,7 +121,7 @@ class Bank:
         total: dict[Any, float] = {}
         for entry in self.entries:
             value = cast(entry.value, param.type)
-            if value is None:
+            if value is None or (param.given and not _in_range(param, value)):
                 continue
             overlap = len(param.words & entry.words) / max(len(param.words), 1)
             hinted = min(len(param.hints & entry.words), 2)
@@ -171,22 +172,23 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
     known = [value for value in named if isinstance(value, list) == whole]
     if known and rng.random() < KNOWN:
         return known[rng.integers(len(known))]
-    if param.choices and rng.random() < 0.9:
+    single = param.given and len(param.choices) == 1
+    if param.choices and (single or rng.random() < 0.9):
         return param.choices[rng.integers(len(param.choices))]
     if param.type == "boolean":
         other_than_default = isinstance(param.default, bool) and not param.required
         return not param.default if other_than_default else bool(rng.random() < 0.5)
     if param.type == "object" and param.item and not param.fields:
         names = rng.choice(len(NOUNS), size=rng.integers(1, 3), replace=False)
-        return {NOUNS[i]: draw(param.item, bank, rng) for i in names}
+        return {NOUNS[i]: draw(param.item, bank, rng, tool) for i in names}
     if param.type == "object":
         count = min(len(param.fields), 1 + int(rng.integers(2)))
         drawn = rng.choice(len(param.fields), size=count, replace=False).tolist() if count else []
         chosen = sorted({*drawn, *(i for i, field in enumerate(param.fields) if field.required)})
-        return {param.fields[i].name: draw(param.fields[i], bank, rng) for i in chosen}
+        return {param.fields[i].name: draw(param.fields[i], bank, rng, tool) for i in chosen}
     if param.type == "array":
-        return _array(param, bank, rng)
-    if param.low is None and not param.new and "YY" not in param.description:
+        return _array(param, bank, rng, tool)
+    if (param.low is None or param.given) and not param.new and "YY" not in param.description:
         values, weights = bank.weigh(param)
         best = weights.max(initial=0.0)
         trust = 0.1 if param.words & TEXT else 0.95 if best >= 2.0 else 0.8 if best >= 1.0 else 0.2
@@ -196,9 +198,9 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
     return _number(param, rng) if param.type in ("integer", "number") else _string(param, rng)
 
 
-def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
+def _array(param: Param, bank: Bank, rng: np.random.Generator, tool: str) -> list:
     if param.places:
-        return [draw(place, bank, rng) for place in param.places]
+        return [draw(place, bank, rng, tool) for place in param.places]
     item = param.item
     assert item is not None  # `parse` gives every array one
     if item.type in ("integer", "number"):
@@ -206,21 +208,36 @@ def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
     options = named_values(param.description)
     if options and rng.random() < 0.6:
         return list(options)
-    drawn = [draw(item, bank, rng) for _ in range(rng.integers(1, 4))]
+    drawn = [draw(item, bank, rng, tool) for _ in range(rng.integers(1, 4))]
     return list({json.dumps(value): value for value in drawn}.values())
 
 
+def _in_range(param: Param, value: Any) -> bool:
+    """Says whether a value keeps a parameter's range. A text has none."""
+    low, high = param.low, param.high
+    return isinstance(value, str) or not (
+        (low is not None and value < low) or (high is not None and value > high)
+    )
+
+
 def _number(param: Param, rng: np.random.Generator) -> int | float:
-    whole = param.type == "integer"
-    if param.low is not None and param.high is not None:  # a range has both ends
-        unit = param.unit or (1.0 if whole or param.high - param.low > 2 else 0.1)
-        steps = round((param.high - param.low) / unit)
+    whole, low, high = param.type == "integer", param.low, param.high
+    if low is not None and high is not None:
+        unit = param.unit or (1.0 if whole or high - low > 2 else 0.1)
+        if not param.unit and 0 < high - low < unit:
+            unit = (high - low) / 10
+        steps = math.floor((high - low) / unit + 1e-9)
         # The ends of a range are where tools change their behaviour (a brake fully pressed).
-        value = param.low + unit * (steps if rng.random() < 0.4 else int(rng.integers(steps + 1)))
-    elif whole:
+        end = rng.random() < 0.4
+        value = low + unit * (steps if end else int(rng.integers(steps + 1)))
+        value = high if end and not param.unit else value
+        return int(value) if whole else round(float(value), 2 if unit >= 0.1 else 6)
+    if whole:
         value = rng.integers(1, 11)
     else:
         value = rng.choice([rng.integers(1, 20), rng.integers(1, 20) * 5, rng.integers(10, 200) / 10])
+    if low is not None and value < low:  # a range without an upper end
+        value = value + low
     return int(value) if whole else round(float(value), 2)
 
 
