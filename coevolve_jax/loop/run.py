@@ -160,8 +160,8 @@ def restore(config: ConfigDict, learner: Any, workdir: Path) -> tuple[int, Any, 
     # The folder of the first checkpoint is made before the step after it is logged.
     if not found and (done > config.checkpoint.every or (workdir / "summary.json").exists()):
         raise ValueError(
-            f"config.checkpoint.folder is {str(folder)!r} and holds no checkpoint of this run, which has done "
-            f"{done} steps: name the folder it had, or choose another --workdir to begin again."
+            f"config.checkpoint.folder is {str(folder)!r} and holds no checkpoint of this run, which has "
+            f"done {done} steps: name the folder it had, or choose another --workdir to begin again."
         )
     return found
 
