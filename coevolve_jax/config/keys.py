@@ -79,7 +79,7 @@ DATA = dict(
     initial_tasks=Key(100, least=1),  # N, the size of D_0
     initial_file="",  # a tasks.jsonl whose tasks are D_0, all of them; "": exploration makes D_0
     # The environment's own tasks are D_0 (of train_split) and the held-out ones (of eval_split), instead of
-    # explored ones. What evolution adds is explored.
+    # explored ones. D_0 leaves out those near an evaluation task. What evolution adds is explored.
     own_tasks=False,
     min_calls=Key(2, least=1),  # of a task
     max_calls=6,

@@ -44,9 +44,10 @@ def bootstrap(
 
     D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
     config.data.initial_file. With config.data.own_tasks the environment's own tasks (`own_tasks`) are D_0 and
-    `held_out`, and only what evolution adds is explored. With a section config.testbed each weak tool comes
-    `least` to `most` times in D_0. `Roles.initial` explores for all of these, if the explorer has it. After a
-    warm start the held-out tasks are those that its tasks were kept apart from.
+    `held_out`, and only what evolution adds is explored. D_0 then lacks those near an evaluation task. With a
+    section config.testbed each weak tool comes `least` to `most` times in D_0. `Roles.initial` explores for
+    all of these, if the explorer has it. After a warm start the held-out tasks are those that its tasks were
+    kept apart from.
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
@@ -116,7 +117,8 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
     elif c.data.own_tasks:
         own = own_tasks(c)[0]
         stats = SynthesisStats(proposed=len(own), accepted=len(own))
-        stats.refused.update(filter(None, d0.add(own)))
+        stats.refused.update(filter(None, [synthesizer.add(d0, task)[0] for task in own]))
+        _check_batch(c, "config.data.own_tasks", len(d0), stats)
     else:
         wanted = testbed.candidates if testbed else c.data.initial_tasks
         stats = explore(synthesizer, found, build.scenarios(c), wanted, "initial", c.seed)
@@ -188,13 +190,18 @@ def tasks_from_file(
         refusal = _fault(renamed, *run, synthesizer) or synthesizer.add(tasks, renamed)[0]
         stats.refused.update([refusal] if refusal else [])
     stats.added = stats.accepted = len(tasks)
-    if len(tasks) < config.rollout.tasks_per_step:
+    _check_batch(config, path, len(tasks), stats)
+    return stats
+
+
+def _check_batch(config: ConfigDict, source: str, good: int, stats: SynthesisStats) -> None:
+    """Raises ValueError if a source gives fewer good tasks than a batch needs."""
+    if good < config.rollout.tasks_per_step:
         raise ValueError(
-            f"{path} gives {len(tasks)} good tasks of {len(found)} (refused: {dict(stats.refused)}), "
+            f"{source} gives {good} good tasks of {stats.proposed} (refused: {dict(stats.refused)}), "
             f"fewer than the {config.rollout.tasks_per_step} of a batch: "
             "give more, or lower config.rollout.tasks_per_step."
         )
-    return stats
 
 
 def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
