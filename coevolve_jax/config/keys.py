@@ -453,6 +453,16 @@ def unknown(name: str, there: Iterable[str] = ()) -> str:
     )
 
 
+def foreign(section: str, name: str, key: str, settings: Iterable[str]) -> str:
+    """Returns the sentence that refuses a setting which a strategy or explorer of ours does not have."""
+    near = difflib.get_close_matches(key, settings, n=1, cutoff=0.8)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"config.{section}.{key} is no setting of the {section} {name}{hint}: leave it out, or name the "
+        f"{section} that has it in the config file's argument (--config=FILE:{section}=NAME)."
+    )
+
+
 def check_names(config: Mapping[str, Any] | ConfigDict) -> None:
     """Raises ValueError for a name that no key has, with the new name where it was renamed.
 

@@ -321,7 +321,10 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
 
 
 def _check_own_settings(config: ConfigDict) -> None:
-    """Raises ValueError where a setting of the strategy or the explorer is lacking or of another kind."""
+    """Raises ValueError where a setting of the strategy or the explorer is lacking or of another kind.
+
+    Also for one that a strategy or explorer of ours does not have.
+    """
     for section, settings in (("strategy", methods.strategy), ("explorer", methods.explorer)):
         name = config[section].name
         if missing := set(settings(name)) - set(config[section]):
@@ -329,6 +332,12 @@ def _check_own_settings(config: ConfigDict) -> None:
                 f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the "
                 f"{section} in the config file's argument (--config=FILE:{section}={name})."
             )
+        # Whether explorer.wording may be there is a rule above.
+        others = sorted(
+            {key for key in config[section] if not key.startswith("wording")} - set(settings(name))
+        )
+        if others and "." not in name:
+            raise ValueError(keys.foreign(section, name, others[0], settings(name)))
         for key, default in settings(name).items():
             kinds.check_kind(f"{section}.{key}", config[section][key], kinds.kind_of(default))
     there = set(keys.names(config))

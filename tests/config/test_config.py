@@ -396,6 +396,22 @@ def test_a_key_that_a_config_file_invents_or_forgets_is_refused_by_name():
     configs.check(ConfigDict(own))
 
 
+def test_a_setting_that_a_strategy_or_explorer_of_ours_does_not_have_is_refused():
+    for made, key, told in (
+        (TINY, "strategy.prob", "no setting of the strategy coevolve .did you mean 'probe'"),
+        (LLM, "explorer.budget_token", "no setting of the explorer llm .did you mean 'budget_tokens'"),
+        (TINY, "explorer.budget_tokens", "no setting of the explorer scripted: leave it out"),
+    ):
+        with pytest.raises(ValueError, match=f"config.{key} is {told}"):
+            configs.check(with_any(made, key, 8))
+    left_over = TINY.copy_and_resolve_references()
+    left_over.strategy.name = "static"
+    with pytest.raises(ValueError, match="config.strategy.probe is no setting of the strategy static: leave"):
+        configs.check(left_over)
+    left_over.strategy.name = "tests.support.strategies.memory"  # of somebody else
+    configs.check(left_over)
+
+
 def test_a_run_without_a_newer_key_is_read_with_its_default_and_does_not_go_on(tmp_path):
     older = TINY.to_dict()
     del older["data"]["leak_call_threshold"], older["engine"]["sleep"]
