@@ -412,6 +412,63 @@ def test_a_setting_that_a_strategy_or_explorer_of_ours_does_not_have_is_refused(
     configs.check(left_over)
 
 
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"strategy.probe": 1}, "strategy.probe is 1: it must be 0, or at least 2: one rollout cannot both"),
+        ({"learner.adam_b1": 1.0}, "learner.adam_b1 is 1.0: it must be below 1"),
+        ({"learner.adam_b1": -0.5}, "learner.adam_b1 is -0.5: it must be at least 0"),
+        ({"data.max_calls": -5}, "data.max_calls is -5: it must be at least 1"),
+        ({"rollout.max_length": -600}, "rollout.max_length is -600: it must be at least 1"),
+        ({"learner.pack_length": 0}, "learner.pack_length is 0: it must be at least 1"),
+    ],
+)
+def test_the_key_that_is_wrong_is_the_one_that_is_named(changes, told):
+    with pytest.raises(ValueError, match=f"config.{told}"):
+        configs.check(override(TINY, changes))
+
+
+def test_a_probe_of_one_rollout_is_for_strategies_that_do_not_ask_for_both_outcomes():
+    configs.check(override(TINY, {"strategy.name": "panel", "strategy.probe": 1}))
+
+
+def test_a_training_set_without_room_does_not_evolve():
+    full = {"data.max_tasks": TINY.data.initial_tasks}
+    with pytest.raises(ValueError, match=r"data.max_tasks is 100: it must be 0, or above .*_tasks \(100\)"):
+        configs.check_evolution(override(TINY, full))
+    for fine in (
+        {"data.max_tasks": 101},
+        {**full, "strategy.name": "static"},
+        {**full, "data.own_tasks": True},
+    ):
+        configs.check_evolution(override(TINY, fine))
+
+
+def test_a_testbed_has_all_its_keys_and_they_fit_together():
+    def check(**values):
+        configs.check(ConfigDict({**TINY.to_dict(), "testbed": {"weak_tools": ("ls",), **values}}))
+
+    fine = {"least": 0, "most": 1, "candidates": 100}
+    check(**fine)
+    for values, told in (
+        ({"least": 1, "most": 1}, "lacks the key testbed.candidates: its section testbed has all of weak_to"),
+        ({**fine, "least": 2}, "config.testbed.most is 1: it must be at least config.testbed.least .2."),
+        ({**fine, "least": -1}, "config.testbed.least is -1: it must be at least 0"),
+        ({**fine, "candidates": 99}, "config.testbed.candidates is 99: .* config.data.initial_tasks .100."),
+    ):
+        with pytest.raises(ValueError, match=told):
+            check(**values)
+
+
+def test_a_key_that_this_config_lacks_is_told_from_one_that_no_config_has():
+    for key, told in (
+        ("environment.domains", "config.environment.domains is a setting of the environment tau2, not"),
+        ("harness.versions", "config.harness.versions needs a section config.harness, which this config lac"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            override(TINY, {key: 3})
+
+
 def test_a_run_without_a_newer_key_is_read_with_its_default_and_does_not_go_on(tmp_path):
     older = TINY.to_dict()
     del older["data"]["leak_call_threshold"], older["engine"]["sleep"]
