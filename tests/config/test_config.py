@@ -147,6 +147,46 @@ def test_train_refuses_before_anything_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"strategy.signals": "boundry"}, "config.strategy.signals is 'boundry': name one or more of forget"),
+        ({"strategy.name": "random", "strategy.scenarios": "al"}, "config.strategy.scenarios is 'al'"),
+        ({"environment.train_split": "trian"}, "config.environment.train_split: Unknown split 'trian'"),
+        ({"environment.eval_split": "devel"}, "config.environment.eval_split: Unknown split 'devel'"),
+        ({"data.leak_splits": ("tset",)}, "config.data.leak_splits: Unknown split 'tset'"),
+        ({"environment.toolsets": ("Math",)}, "config.environment.toolsets: Unknown toolset 'Math'"),
+        ({"environment.eval_split": "train"}, "config.environment.eval_split is 'train': every scenario of"),
+        ({"data.initial_file": "/nonexistent"}, "data.initial_file is '/nonexistent', which is no file"),
+        ({"data.initial_file": "/dev/null"}, "config.data.initial_file is '/dev/null', which is no file"),
+        ({"data.leak_embedding": "os.path.join", "data.leak_embedding_threshold": 0.9},
+            "The function of config.data.leak_embedding fails"),
+        ({"rollout.tool_call_format": "python"},
+            "is 'python': environment bfcl offers no execute.code.; use json or llama3"),
+        ({"learner.attention": "flash"}, "is 'flash', a kernel for a gpu, and this computes on a cpu: use"),
+    ],
+)  # fmt: skip
+def test_what_is_mistyped_is_told_before_anything_is_loaded(changes, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        train(override(TINY, {"model": "nowhere", **changes}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_weak_tool_that_there_is_not_and_a_file_without_tasks_are_told(tmp_path):
+    testbed = {"weak_tools": ("ls", "lss"), "least": 0, "most": 1, "candidates": 100}
+    config = ConfigDict({**TINY.to_dict(), "model": "nowhere", "testbed": testbed})
+    with pytest.raises(ValueError, match="config.testbed.weak_tools names 'lss', which no scenario of split"):
+        train(config, tmp_path / "run")
+    (tmp_path / "empty.jsonl").touch()
+    config = override(TINY, {"model": "nowhere", "data.initial_file": str(tmp_path / "empty.jsonl")})
+    with pytest.raises(ValueError, match="empty.jsonl', which holds no task: name a run's tasks.jsonl"):
+        train(config, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "held_out.jsonl").touch()  # a run that has begun no longer needs the file
+    with pytest.raises(ValueError, match="nowhere"):
+        train(config, tmp_path / "run")
+
+
 def test_a_fork_with_another_strategy_must_come_to_evolve(tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "step_00000050"
     folder.mkdir(parents=True)
