@@ -243,10 +243,18 @@ IDLE = (
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
     ("evolution.contexts", 5, {"strategy.name": "random"}, [{}]),
     ("evolution.executions", 2, {"evolution.validate": False}, [{}]),
+    ("learner.schedule", "cosine", {"learner.decay_steps": 50, "learner.final_rate": 1.0}, []),
+    ("learner.decay_steps", 50, {"learner.schedule": "cosine", "learner.final_rate": 1.0}, []),
+    ("learner.group_filter", True, {"learner.filter_keep": 1.0},
+        [{}, {"learner.filter_keep": 1.0, "learner.skip_zero_variance_groups": False}]),
+    ("learner.group_filter", True, {"learner.filter_warmup": 960},
+        [{"learner.filter_warmup": 959}, {"learner.filter_warmup": 960, "learner.dynamic_sampling": 1}]),
+    ("evaluation.num_rollouts", 8, {"evaluation.temperature": 0.0}, [{}]),
+    ("evaluation.last_rollouts", 8, {"evaluation.temperature": 0.0}, [{}]),
     ("evaluation.balanced_candidates", 9, {}, [{"evaluation.balanced_tasks": 3}]),
     ("logging.trajectories_every", 3, {"logging.trajectories": 0}, [{}]),
     *((f"warm_start.{key}", value, {},
-        [{"warm_start.steps": 5, "warm_start.eval_tasks": 2}]) for key, value in (
+        [{"warm_start.steps": 21, "warm_start.eval_tasks": 2}]) for key, value in (
         ("source", "runs/one"), ("tasks", 9), ("batch", 3), ("learning_rate", 1e-4), ("held_out", 0.2),
         ("eval_every", 3), ("patience", 2), ("eval_tasks", 2), ("success_every", 3),
         ("checkpoint_every", 3))),
@@ -277,6 +285,25 @@ def test_a_setting_without_effect_is_told_and_one_with_effect_is_not(key, value,
         made = override(TINY, {**changes, key: value})
         assert key not in idle.idle(made)
         assert not [n for n in idle.notes(made) if n.startswith(f"config.{key} ")]
+
+
+@pytest.mark.parametrize(
+    "key, value, changes, acting",
+    [
+        ("evaluation.every", 60, {}, {"steps": 61}),
+        ("warm_start.success_every", 6, {"warm_start.steps": 5, "warm_start.eval_tasks": 2},
+            {"warm_start.steps": 6, "warm_start.eval_tasks": 2}),
+        ("warm_start.patience", 3, {"warm_start.steps": 30}, {"warm_start.steps": 31}),
+        *((f"health.{key}", 1.5, {}, {f"health.{key}": 1.0}) for key in (
+            "zero_variance_groups", "truncated", "malformed", "invalid")),
+    ],
+)  # fmt: skip
+def test_a_value_without_effect_is_told_but_its_key_may_vary(key, value, changes, acting):
+    told = lambda made: [n for n in idle.notes(made) if n.startswith(f"config.{key} = ")]
+    made = override(TINY, {key: value, **changes})
+    assert [n.startswith(f"config.{key} = {value!r} has no effect: ") for n in told(made)] == [True]
+    assert key in idle.VALUES and key not in idle.idle(made)
+    assert not told(override(made, acting))
 
 
 def test_a_setting_of_two_environments_has_an_effect_in_both():

@@ -575,9 +575,7 @@ def test_what_exploration_lacks_is_named(synthesizer, contexts):
     with pytest.raises(ValueError, match="no scenario to explore for tasks of kind 'initial': name other"):
         synthesizer.synthesize_unguided(TaskPool(), [], request)
     narrow = dataclasses.replace(synthesizer, fits=lambda *_: False)
-    with pytest.raises(
-        ValueError, match="'too_long': .*: raise max_length or max_new_tokens of config.rol"
-    ):
+    with pytest.raises(ValueError, match="'too_long': .*: raise max_length or max_new_tokens of config.rol"):
         narrow.synthesize_unguided(TaskPool(), [c.task for c in contexts], request, all_or_none=True)
 
 
