@@ -62,12 +62,12 @@ def print_success(
             among = [group for group in groups if belongs(group.task)]
             result = tally(among, n, temperature)
             by_calls = {size: f"{s / trials:.0%}" for size, (s, trials) in result.by_calls.items() if trials}
-            success = "unknown" if result.success is None else f"{result.success:.1%}"
+            told = lambda share, digits: "unknown" if share is None else f"{share:.{digits}%}"
             calls = [step.call is not None for t in trajectories_of(among) for step in t.steps]
             print(
                 f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): "
-                f"success {success}, by calls {by_calls}, "
-                f"groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
+                f"success {told(result.success, 1)}, by calls {by_calls}, "
+                f"groups with both outcomes {told(result.mixed_groups, 0)}, ends {result.stops}, "
                 f"calls that parse {np.mean(calls):.1%}",
                 flush=True,
             )

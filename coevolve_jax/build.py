@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,41 @@ def env_pool(config: ConfigDict) -> ProcessPool:
     )
 
 
+@contextlib.contextmanager
+def _naming_the_key(config: ConfigDict) -> Iterator[None]:
+    """Adds to a ValueError of the environment family the key whose value it quotes."""
+    given = {f"environment.{key}": value for key, value in config.environment.items() if key != "name"}
+    try:
+        yield
+    except ValueError as error:
+        for key, value in {**given, "data.leak_splits": config.data.leak_splits}.items():
+            for each in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+                if each and repr(each) in str(error) and "config." not in str(error):
+                    raise ValueError(f"config.{key}: {error}") from None
+        raise
+
+
 def scenarios(config: ConfigDict) -> list[Task]:
     """The training split's scenarios, which exploration for training tasks uses."""
     c = config.environment
-    return family(config).scenarios(c.train_split, c.to_dict())
+    with _naming_the_key(config):
+        return family(config).scenarios(c.train_split, c.to_dict())
 
 
 def held_out_scenarios(config: ConfigDict) -> list[Task]:
-    """The evaluation split's scenarios without those whose initial state is also in the training split."""
+    """The evaluation split's scenarios without those whose initial state is also in the training split.
+
+    Raises ValueError if none is left.
+    """
     c = config.environment
-    return family(config).scenarios(c.eval_split, c.to_dict(), apart_from=c.train_split)
+    with _naming_the_key(config):
+        found = family(config).scenarios(c.eval_split, c.to_dict(), apart_from=c.train_split)
+    if not found:
+        raise ValueError(
+            f"config.environment.eval_split is {c.eval_split!r}: every scenario of it begins as one of "
+            f"train_split ({c.train_split!r}) does; name another."
+        )
+    return found
 
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:
@@ -113,7 +138,8 @@ def benchmark_tasks(config: ConfigDict) -> list[Task]:
     """
     splits = dict.fromkeys([config.environment.eval_split, *config.data.leak_splits])
     tasks, settings = family(config).tasks, config.environment.to_dict()
-    return [task for split in splits for task in tasks(split, settings)]
+    with _naming_the_key(config):
+        return [task for split in splits for task in tasks(split, settings)]
 
 
 def held_out_tasks(workdir: Path) -> list[Task]:
@@ -138,6 +164,16 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"])
     own = saved["strategy"] if saved else {}
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
+
+
+def check_attention(config: ConfigDict, platform: str) -> None:
+    """Raises ValueError where config.learner.attention is the kernel of another platform."""
+    name, place = config.learner.attention, {"flash": "gpu", "splash": "tpu"}
+    if place.get(name, platform) != platform:
+        raise ValueError(
+            f"config.learner.attention is {name!r}, a kernel for a {place[name]}, and this computes on a "
+            f"{platform}: use auto."
+        )
 
 
 def trackers(config: ConfigDict, workdir: Path) -> list[Tracker]:

@@ -36,16 +36,16 @@ from coevolve_jax.loop import leader
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
-from coevolve_jax.loop.initial import add_queries, bootstrap, kept_apart, leak_guard
+from coevolve_jax.loop.initial import add_queries, bootstrap, check_start, kept_apart, leak_guard
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.loop.run import Run, RunState
+from coevolve_jax.loop.run import Run, RunState, restore
 from coevolve_jax.loop.services import Services
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.loop.warm_start import initial_model
 from coevolve_jax.models import hf_io
 from coevolve_jax.planning import plan
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.records.workdir import checkpoints, claimed, record_model, recorded_model
+from coevolve_jax.records.workdir import claimed, record_model, recorded_model
 from coevolve_jax.strategies.base import help_of
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
@@ -79,6 +79,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     if jax.process_index() == 0:
         for note in idle.notes(c, fresh=not (workdir / "config.json").exists()):
             print(note, file=sys.stderr)
+    scenarios = build.scenarios(c) if jax.process_index() == 0 else []
+    if jax.process_index() == 0:
+        check_start(c, scenarios, fresh=not (workdir / "held_out.jsonl").exists())
+    build.check_attention(c, sharding.platform(mesh))
     if c.learner.optimizer_offload:
         sharding.check_host_memory(mesh)
     model = hf_io.load_config(c.model)
@@ -97,7 +101,6 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         leader.follow(learner, policy, c)
         return {}
     learner = leader.lead(learner, policy, c)
-    scenarios = build.scenarios(c)
 
     with (
         claimed(workdir, c),
@@ -116,7 +119,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             roles, family.tools, env_pool, c, guard, fits, family.action_pattern
         )
         eval_agent = build.evaluation_agent(c, agent)
-        restored = learner.restore(checkpoints(c, workdir))
+        restored = restore(c, learner, workdir)
         if restored is None:
             run_state, saved = bootstrap(c, synthesizer, eval_agent, workdir), None
             state = learner.init(policy.params)

@@ -1,8 +1,8 @@
 """Settings that have no effect under the rest of a config.
 
-RULES has every key that can be without effect whatever its value, with when and why. It leaves out two sorts
-of keys. The effect of some depends on their own value (a learner.logprob_chunk above the tokens of a
-micro-batch), that of others on the rollouts (learner.pack_length_buckets).
+RULES has every key that can be without effect whatever its value, with when and why. VALUES has values that
+have no effect where others of their key have one. Both leave out what the rollouts decide
+(learner.pack_length_buckets).
 """
 
 from __future__ import annotations
@@ -59,6 +59,16 @@ def _ratio_is_one(c: ConfigDict) -> bool:
     return c.learner.tis_cap > 0 and c.learner.epochs == 1 and not c.rollout.max_staleness
 
 
+def _leaves_out_no_spread(c: ConfigDict) -> bool:
+    """Whether groups without spread are left out even without the group filter."""
+    return c.learner.skip_zero_variance_groups or c.learner.dynamic_sampling > 0
+
+
+def _groups(c: ConfigDict) -> int:
+    """Groups that the run rolls out, at most."""
+    return c.steps * c.rollout.tasks_per_step * (1 + c.learner.dynamic_sampling)
+
+
 def _all_by_rules(c: ConfigDict) -> bool:
     """An explorer with a model of its own, which leaves every part to the rules."""
     return all(c.explorer.get(part) == "scripted" for part in methods.PARTS)
@@ -110,6 +120,11 @@ RULES = (
         "config.learner.schedule is constant",
     ),
     Rule(
+        {"learner.schedule": (), "learner.decay_steps": ()},
+        lambda r: r.config.learner.final_rate == 1,
+        "config.learner.final_rate is 1, so the rate stays as it is",
+    ),
+    Rule(
         {"learner.learning_rate": None},
         lambda r: r.config.learner.warmup_steps >= r.config.steps * r.config.learner.epochs,
         "config.learner.warmup_steps are as many as the updates of the run or more, so the rate never gets "
@@ -130,6 +145,16 @@ RULES = (
         lambda r: r.config.learner.dynamic_sampling > 0 or r.config.learner.group_filter,
         "config.learner.dynamic_sampling and config.learner.group_filter leave groups without spread out by "
         "themselves",
+    ),
+    Rule(
+        {"learner.group_filter": ()},
+        lambda r: _leaves_out_no_spread(r.config) and r.config.learner.filter_keep == 1,
+        "config.learner.filter_keep is 1, so all groups with spread stay",
+    ),
+    Rule(
+        {"learner.group_filter": ()},
+        lambda r: _leaves_out_no_spread(r.config) and r.config.learner.filter_warmup >= _groups(r.config),
+        "the run ends before config.learner.filter_warmup groups are seen",
     ),
     Rule(
         {f"learner.filter_{key}": () for key in ("side", "z", "keep", "decay", "warmup")},
@@ -225,6 +250,11 @@ RULES = (
         "config.evolution.validate is False",
     ),
     Rule(
+        {"evaluation.num_rollouts": (), "evaluation.last_rollouts": ()},
+        lambda r: r.config.evaluation.temperature == 0,
+        "config.evaluation.temperature is 0, so the rollouts of a task are alike",
+    ),
+    Rule(
         {"evaluation.balanced_candidates": ()},
         lambda r: r.config.evaluation.balanced_tasks == 0,
         "config.evaluation.balanced_tasks is 0",
@@ -294,6 +324,27 @@ RULES = (
     ),
 )  # fmt: skip
 
+# key -> (whether its value has no effect, why: as in `Rule`).
+VALUES: dict[str, tuple[Callable[[ConfigDict], bool], str]] = {
+    "evaluation.every": (
+        lambda c: c.evaluation.every >= c.steps,
+        "config.steps are not more, so no evaluation comes on the way",
+    ),
+    "warm_start.success_every": (
+        lambda c: 0 < c.warm_start.steps < c.warm_start.success_every,
+        "config.warm_start.steps are fewer",
+    ),
+    "warm_start.patience": (
+        lambda c: 0 < c.warm_start.steps <= c.warm_start.patience * c.warm_start.eval_every,
+        "config.warm_start.steps are over before so many measurements, one every "
+        "config.warm_start.eval_every updates",
+    ),
+    **{
+        f"health.{key}": (lambda c, key=key: c.health[key] > 1, "it bounds a share, which is at most 1")
+        for key in ("zero_variance_groups", "truncated", "malformed", "invalid")
+    },
+}
+
 
 def idle(config: ConfigDict, fresh: bool = True) -> dict[str, str]:
     """Keys of a run's config that have no effect, whatever their values, and why. fresh: see `Run`."""
@@ -307,6 +358,9 @@ def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
         value, silent = _value(config, key), rule.keys[key]
         if silent is None or value not in (_default(config, key), *silent):
             found[key] = f"config.{key} = {value!r} has no effect: {_why(config, rule)}."
+    for key, (without, why) in VALUES.items():
+        if (value := _value(config, key)) != _default(config, key) and key not in found and without(config):
+            found[key] = f"config.{key} = {value!r} has no effect: {why}."
     return list(found.values())
 
 

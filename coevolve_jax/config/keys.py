@@ -79,10 +79,10 @@ DATA = dict(
     initial_tasks=Key(100, least=1),  # N, the size of D_0
     initial_file="",  # a tasks.jsonl whose tasks are D_0, all of them; "": exploration makes D_0
     # The environment's own tasks are D_0 (of train_split) and the held-out ones (of eval_split), instead of
-    # explored ones. What evolution adds is explored.
+    # explored ones. D_0 leaves out those near an evaluation task. What evolution adds is explored.
     own_tasks=False,
     min_calls=Key(2, least=1),  # of a task
-    max_calls=6,
+    max_calls=Key(6, least=1),
     max_turns=Key(3, least=1),
     min_evolved_share=Key(0.0, least=0, most=1),  # a batch has at least this share of tasks from evolution
     # Over D_t. "variance": by 4 p (1 - p), where p is the last score of a task.
@@ -109,7 +109,7 @@ ROLLOUT = dict(
     tasks_per_step=Key(32, least=1),
     group_size=Key(8, least=2, why="a group needs a spread"),  # K rollouts per task
     temperature=Key(1.0, above=0, why="greedy rollouts have no spread"),  # top_p is always 1
-    max_length=8192,  # tokens of a trajectory
+    max_length=Key(8192, least=1),  # tokens of a trajectory
     max_new_tokens=Key(512, least=1),  # of one assistant message
     max_steps=Key(20, least=1),  # messages with calls per user turn (BFCL's own limit)
     max_messages=Key(0, least=0),  # assistant messages of the whole conversation; 0: no bound
@@ -163,8 +163,8 @@ LEARNER = dict(
     schedule=Key("constant", of=("constant", "cosine", "linear")),  # of the rate after the warm-up
     decay_steps=Key(0, least=0),  # the update at which cosine and linear have come down
     final_rate=Key(0.0, least=0),  # to this share of learning_rate
-    adam_b1=0.9,
-    adam_b2=0.999,
+    adam_b1=Key(0.9, least=0),
+    adam_b2=Key(0.999, least=0),
     weight_decay=Key(0.0, least=0),  # of matrices; norms and biases never decay
     decay_embeddings=False,
     max_grad_norm=Key(1.0, above=0),
@@ -195,7 +195,7 @@ LEARNER = dict(
     filter_keep=Key(0.5, least=0, most=1),  # at least this share of the groups with spread stays
     filter_decay=Key(0.1, above=0, most=1),  # weight of a new group in the running mean and variance
     filter_warmup=Key(20, least=1),  # groups with spread before the first is left out
-    pack_length=8192,  # tokens of a packed row
+    pack_length=Key(8192, least=1),  # tokens of a packed row
     # Shorter rows, e.g. (8192, 16384), for batches that compute fewer tokens in them.
     pack_length_buckets=wholes(),
     rows_per_microbatch=Key(1, least=1),
@@ -344,9 +344,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
 # A section of comparisons whose weak tools are known, absent elsewhere.
 TESTBED = dict(
     weak_tools=texts(),
-    least=1,  # tasks of D_0 with each of them
-    most=1,
-    candidates=800,  # tasks that D_0 is chosen from
+    least=Key(1, least=0),  # tasks of D_0 with each of them
+    most=Key(1, least=0),
+    candidates=Key(800, least=1),  # tasks that D_0 is chosen from
 )
 
 # A section of campaigns, in which the harness evolves too (coevolve_jax/harness), absent elsewhere.
@@ -446,10 +446,31 @@ def unknown(name: str, there: Iterable[str] = ()) -> str:
             f"config.{name} is no setting of this config's {section}: leave it out, or name the {section} "
             f"that has it in the config file's argument (--config=FILE:{section}=NAME)."
         )
+    if name in OPTIONAL:
+        section, _, key = name.partition(".")
+        if section == "environment":
+            having = " and ".join(family for family, settings in FAMILIES.items() if key in settings)
+            return (
+                f"config.{name} is a setting of the environment {having}, not of this config's: leave it out."
+            )
+        return (
+            f"config.{name} needs a section config.{section}, which this config lacks: name a config file "
+            "that has one."
+        )
     near = difflib.get_close_matches(name, [*REQUIRED, *OPTIONAL, *OWN, *there], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return (
         f"The config has no key {name!r}{hint}: coevolve_jax/config/keys.py has the keys and their meaning."
+    )
+
+
+def foreign(section: str, name: str, key: str, settings: Iterable[str]) -> str:
+    """Returns the sentence that refuses a setting which a strategy or explorer of ours does not have."""
+    near = difflib.get_close_matches(key, settings, n=1, cutoff=0.8)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"config.{section}.{key} is no setting of the {section} {name}{hint}: leave it out, or name the "
+        f"{section} that has it in the config file's argument (--config=FILE:{section}=NAME)."
     )
 
 

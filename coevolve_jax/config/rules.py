@@ -21,7 +21,7 @@ class Rule(NamedTuple):
     """
 
     key: str
-    holds: Callable[[ConfigDict], bool]
+    holds: Callable[[ConfigDict], object]
     must: str
 
 
@@ -39,6 +39,11 @@ def _rows(c: ConfigDict) -> tuple[int, ...]:
 
 def _probes(c: ConfigDict) -> int:
     return c.strategy.get("probe", 0)  # a strategy of somebody else's has no such setting
+
+
+def _admits_by_probes(c: ConfigDict) -> bool:
+    """Whether strategy.probe is that of `growth.solvable`, which is off by default."""
+    return methods.strategy(c.strategy.name).get("probe") == 0
 
 
 RULES = (
@@ -59,6 +64,16 @@ RULES = (
         "data.own_tasks",
         lambda c: not c.data.own_tasks or not (c.data.initial_file or "testbed" in c),
         "False where config.data.initial_file or config.testbed gives D_0",
+    ),
+    Rule(
+        "testbed.most",
+        lambda c: "testbed" not in c or c.testbed.least <= c.testbed.most,
+        "at least config.testbed.least ({testbed.least})",
+    ),
+    Rule(
+        "testbed.candidates",
+        lambda c: "testbed" not in c or c.data.initial_file or c.testbed.candidates >= c.data.initial_tasks,
+        "at least config.data.initial_tasks ({data.initial_tasks}), which are chosen from them",
     ),
     Rule(
         "data.leak_embedding_threshold",
@@ -105,8 +120,13 @@ RULES = (
         "more than config.learner.warmup_steps ({learner.warmup_steps}) for a {learner.schedule} schedule",
     ),
     Rule(
+        "learner.adam_b1",
+        lambda c: c.learner.adam_b1 < 1,
+        "below 1, for the mean of gradients to move",
+    ),
+    Rule(
         "learner.adam_b2",
-        lambda c: 0 <= c.learner.adam_b1 and c.learner.adam_b1**2 < c.learner.adam_b2 < 1,
+        lambda c: c.learner.adam_b1**2 < c.learner.adam_b2 < 1,
         "below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be "
         "bounded",
     ),
@@ -150,6 +170,11 @@ RULES = (
         "evolution.async_steps",
         lambda c: 0 <= c.evolution.async_steps <= c.evolution.every,
         "between 0 and config.evolution.every ({evolution.every}) steps",
+    ),
+    Rule(
+        "strategy.probe",
+        lambda c: _probes(c) != 1 or not _admits_by_probes(c),
+        "0, or at least 2: one rollout cannot both succeed and fail",
     ),
     Rule(
         "strategy.probe",
@@ -286,6 +311,10 @@ def check_values(config: ConfigDict) -> None:
             )
         key.check(name, _value(config, name))
     for name, key in keys.OPTIONAL.items():
+        if name not in there and name.startswith("testbed.") and "testbed" in config:
+            raise ValueError(
+                f"The config lacks the key {name}: its section testbed has all of {', '.join(keys.TESTBED)}."
+            )
         if name in there:
             key.check(name, _value(config, name))
 
@@ -293,8 +322,8 @@ def check_values(config: ConfigDict) -> None:
 def check_evolution(config: ConfigDict, first: int = 0) -> None:
     """Checks the schedule of evolution for a run from step `first` on.
 
-    Strategies that are not `scheduled` pass. Raises ValueError if the run never evolves, or if it ends before
-    it draws the tasks made last.
+    Strategies that are not `scheduled` pass. Raises ValueError if the run never evolves, if its D_t has no
+    room to grow, or if it ends before it draws the tasks made last.
     """
     if not methods.scheduled(config):
         return
@@ -314,6 +343,9 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
             f"freeze_last_steps are {c.every}, {c.async_steps} and {c.freeze_last_steps}): raise it, lower "
             "one of these, or name the strategy static, which this run would be."
         )
+    d0, room = config.data.initial_tasks, config.data.max_tasks
+    if 0 < room <= d0 and not (config.data.initial_file or config.data.own_tasks):
+        kinds.refuse("data.max_tasks", room, f"0, or above config.data.initial_tasks ({d0}), for D_t to grow")
     grown = (due[0] + 1) * config.rollout.tasks_per_step * config.rollout.group_size
     if 0 < config.budget.rollouts <= grown:
         must = f"above {grown}, which the batches take until the training set first grows, or 0 for no bound"
@@ -321,7 +353,10 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
 
 
 def _check_own_settings(config: ConfigDict) -> None:
-    """Raises ValueError where a setting of the strategy or the explorer is lacking or of another kind."""
+    """Raises ValueError where a setting of the strategy or the explorer is lacking or of another kind.
+
+    Also for one that a strategy or explorer of ours does not have.
+    """
     for section, settings in (("strategy", methods.strategy), ("explorer", methods.explorer)):
         name = config[section].name
         if missing := set(settings(name)) - set(config[section]):
@@ -329,6 +364,12 @@ def _check_own_settings(config: ConfigDict) -> None:
                 f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the "
                 f"{section} in the config file's argument (--config=FILE:{section}={name})."
             )
+        # Whether explorer.wording may be there is a rule above.
+        others = sorted(
+            {key for key in config[section] if not key.startswith("wording")} - set(settings(name))
+        )
+        if others and "." not in name:
+            raise ValueError(keys.foreign(section, name, others[0], settings(name)))
         for key, default in settings(name).items():
             kinds.check_kind(f"{section}.{key}", config[section][key], kinds.kind_of(default))
     there = set(keys.names(config))

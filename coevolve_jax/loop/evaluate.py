@@ -32,7 +32,8 @@ class Result:
     Attributes:
       success: mean over the valid rollouts; None if none is valid.
       invalid: number of invalid rollouts.
-      mixed_groups: share of tasks whose rollouts include both outcomes.
+      mixed_groups: share of tasks whose valid rollouts include both outcomes, among those with a valid one;
+        None without such a task.
       by_task: task id -> [successes, trials].
       by_calls: number of reference calls -> [successes, trials].
       stops: Trajectory.stop -> number of rollouts.
@@ -43,7 +44,7 @@ class Result:
     num_rollouts: int
     success: float | None
     invalid: int
-    mixed_groups: float
+    mixed_groups: float | None
     by_task: dict[str, list[int]]
     by_calls: dict[str, list[int]]
     stops: dict[str, int]
@@ -99,12 +100,13 @@ def tally(groups: Sequence[Group], num_rollouts: int, temperature: float) -> Res
             count[1] += len(group.valid)
     trajectories = trajectories_of(groups)
     trials = sum(n for _, n in by_task.values())
+    mixed = [group.mixed for group in groups if group.valid]
     return Result(
         temperature=temperature,
         num_rollouts=num_rollouts,
         success=sum(s for s, _ in by_task.values()) / trials if trials else None,
         invalid=len(trajectories) - trials,
-        mixed_groups=float(np.mean([group.mixed for group in groups])),
+        mixed_groups=float(np.mean(mixed)) if mixed else None,
         by_task=by_task,
         by_calls={str(n): by_calls[n] for n in sorted(by_calls)},
         stops=dict(sorted(Counter(t.stop for t in trajectories).items())),

@@ -30,6 +30,38 @@ from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.types import QUERY, Lineage, Outcome, Task
 
 
+def check_start(config: ConfigDict, scenarios: Sequence[Task], fresh: bool) -> None:
+    """Checks what a run meets only after its expensive start, before its workdir is claimed.
+
+    scenarios: of the training split. fresh: whether the run has yet to make D_0 and the held-out tasks.
+
+    Raises ValueError for mistyped settings of the strategy, for tools that no scenario offers, and for tasks
+    or splits that are not there.
+    """
+    c, testbed = config, config.get("testbed")
+    build.strategy(build.training_luck(c))
+    code = c.rollout.tool_call_format == "python"
+    if testbed or code:
+        family = build.family(c)
+        tools = [tool["function"] for scenario in scenarios for tool in family.tools(scenario)]
+        if code and not any("code" in tool.get("parameters", {}).get("properties", ()) for tool in tools):
+            raise ValueError(
+                f"config.rollout.tool_call_format is 'python': environment {c.environment.name} offers no "
+                "execute(code); use json or llama3."
+            )
+        if testbed and (strange := sorted({*testbed.weak_tools} - {tool["name"] for tool in tools})):
+            raise ValueError(
+                f"config.testbed.weak_tools names {strange[0]!r}, which no scenario of split "
+                f"{c.environment.train_split!r} offers: leave it out, or mend its name."
+            )
+    if fresh:
+        leak_guard(c, [])
+        if _explores_held_out(c):
+            build.held_out_scenarios(c)
+        if c.data.initial_file:
+            read_tasks(c, c.data.initial_file, "data.initial_file")
+
+
 @interruptible()
 def bootstrap(
     config: ConfigDict, synthesizer: Callable[..., Synthesizer], eval_agent: Agent, workdir: Path
@@ -44,9 +76,10 @@ def bootstrap(
 
     D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
     config.data.initial_file. With config.data.own_tasks the environment's own tasks (`own_tasks`) are D_0 and
-    `held_out`, and only what evolution adds is explored. With a section config.testbed each weak tool comes
-    `least` to `most` times in D_0. `Roles.initial` explores for all of these, if the explorer has it. After a
-    warm start the held-out tasks are those that its tasks were kept apart from.
+    `held_out`, and only what evolution adds is explored. D_0 then lacks those near an evaluation task. With a
+    section config.testbed each weak tool comes `least` to `most` times in D_0. `Roles.initial` explores for
+    all of these, if the explorer has it. After a warm start the held-out tasks are those that its tasks were
+    kept apart from.
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
@@ -69,8 +102,7 @@ def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
     """The held-out tasks: kind "held_out", then "balanced", then "query"."""
     e, own = config.evaluation, config.data.own_tasks
     tasks, candidates, queries = task_pool(config), task_pool(config), task_pool(config)
-    explored = not own or e.balanced_tasks or e.queries
-    scenarios = build.held_out_scenarios(config) if explored else []
+    scenarios = build.held_out_scenarios(config) if _explores_held_out(config) else []
     if own:
         tasks.add(own_tasks(config)[1])
     else:
@@ -83,6 +115,11 @@ def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
         guarded = dataclasses.replace(synthesizer, guard=leak_guard(config, found))
         explore(guarded, queries, scenarios, e.queries, QUERY, e.seed)
     return [*found, *queries]
+
+
+def _explores_held_out(config: ConfigDict) -> bool:
+    """Whether some of the held-out tasks are explored."""
+    return bool(not config.data.own_tasks or config.evaluation.balanced_tasks or config.evaluation.queries)
 
 
 def add_queries(config: ConfigDict, tasks: TaskPool, held_out: Sequence[Task]) -> None:
@@ -116,7 +153,8 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
     elif c.data.own_tasks:
         own = own_tasks(c)[0]
         stats = SynthesisStats(proposed=len(own), accepted=len(own))
-        stats.refused.update(filter(None, d0.add(own)))
+        stats.refused.update(filter(None, [synthesizer.add(d0, task)[0] for task in own]))
+        _check_batch(c, "config.data.own_tasks", len(d0), stats)
     else:
         wanted = testbed.candidates if testbed else c.data.initial_tasks
         stats = explore(synthesizer, found, build.scenarios(c), wanted, "initial", c.seed)
@@ -188,23 +226,31 @@ def tasks_from_file(
         refusal = _fault(renamed, *run, synthesizer) or synthesizer.add(tasks, renamed)[0]
         stats.refused.update([refusal] if refusal else [])
     stats.added = stats.accepted = len(tasks)
-    if len(tasks) < config.rollout.tasks_per_step:
+    _check_batch(config, path, len(tasks), stats)
+    return stats
+
+
+def _check_batch(config: ConfigDict, source: str, good: int, stats: SynthesisStats) -> None:
+    """Raises ValueError if a source gives fewer good tasks than a batch needs."""
+    if good < config.rollout.tasks_per_step:
         raise ValueError(
-            f"{path} gives {len(tasks)} good tasks of {len(found)} (refused: {dict(stats.refused)}), "
+            f"{source} gives {good} good tasks of {stats.proposed} (refused: {dict(stats.refused)}), "
             f"fewer than the {config.rollout.tasks_per_step} of a batch: "
             "give more, or lower config.rollout.tasks_per_step."
         )
-    return stats
 
 
 def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
     """Reads the tasks.jsonl that config.KEY names. Held-out queries in it are left out: they have no answers.
 
-    Raises ValueError for no such file, a line that is no task, or a task of another environment.
+    Raises ValueError for no such file, one without tasks, a line that is no task, or a task of another
+    environment.
     """
     if not os.path.isfile(path):
         raise ValueError(f"config.{key} is {path!r}, which is no file: name a run's tasks.jsonl.")
     found = [task for task in TaskPool.read(path) if not task.is_query]
+    if not found:
+        raise ValueError(f"config.{key} is {path!r}, which holds no task: name a run's tasks.jsonl.")
     for task in found:
         if task.environment != config.environment.name:
             raise ValueError(

@@ -52,9 +52,10 @@ from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
 from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.records import health
+from coevolve_jax.records.checkpoint import DIGEST
 from coevolve_jax.records.files import read_lines, write_lines, write_text
 from coevolve_jax.records.llm_calls import Packer
-from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, SIGNALS, MetricsWriter, encode
+from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, METRICS, SIGNALS, MetricsWriter, encode
 from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.records.workdir import WARM_START, checkpoints, recorded_model
@@ -139,6 +140,32 @@ class RunState:
         )
 
 
+def restore(config: ConfigDict, learner: Any, workdir: Path) -> tuple[int, Any, dict] | None:
+    """Restores the run's newest checkpoint as (step, the learner's TrainState, JSON); None: the run begins.
+
+    learner: from `leader.lead`.
+
+    Raises ValueError for a checkpoint of another config, and where a run that has gone on has none: without
+    its checkpoints it would begin again and overwrite its logs.
+    """
+    folder = checkpoints(config, workdir)
+    found = learner.restore(folder)
+    if found and found[2].get(DIGEST, configs.digest(config)) != configs.digest(config):
+        raise ValueError(
+            f"config.checkpoint.folder is {str(folder)!r} and holds a checkpoint of a run of another config: "
+            "name another folder."
+        )
+    path = workdir / METRICS
+    done = path.read_bytes().count(b"\n") if path.exists() else 0
+    # The folder of the first checkpoint is made before the step after it is logged.
+    if not found and (done > config.checkpoint.every or (workdir / "summary.json").exists()):
+        raise ValueError(
+            f"config.checkpoint.folder is {str(folder)!r} and holds no checkpoint of this run, which has "
+            f"done {done} steps: name the folder it had, or choose another --workdir to begin again."
+        )
+    return found
+
+
 class Run:
     """A workdir that is being written to.
 
@@ -221,6 +248,7 @@ class Run:
             return
         with timed(state.seconds, "checkpoint"):
             saved = {**state.to_json(), "strategy": strategy, "sizes": self._logs.sizes()}
+            saved[DIGEST] = configs.digest(c)
             folder, step = checkpoints(c, self.workdir), state.learned
             if self._saved and self._saved[0] == step:
                 learner.save_state(folder, step, saved)

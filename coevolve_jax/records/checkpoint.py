@@ -26,6 +26,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
+DIGEST = "digest"  # the key of a state that names the config of its run
 _ARRAYS, _STATE, _MANIFEST = "arrays", "state.json", "manifest.json"
 _HALF = f"{_MANIFEST}.tmp"  # a manifest that is being written
 _PATIENCE = 6 * 3600  # seconds that writing the arrays may take
@@ -107,11 +108,7 @@ class Writer:
           Exception: the error of the previous save.
         """
         self.wait()
-        folder = absolute(directory) / name(step)
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        text = json.dumps({**json.loads(_state_text(folder, manifest)), "state": state})
-        files = manifest["files"] | {_STATE: hashlib.sha256(text.encode()).hexdigest()}
-        _write_manifest(folder, {"files": files, "state": text})
+        _replace_state(absolute(directory) / name(step), lambda _: state)
 
     def wait(self) -> None:
         """Waits until the last step is saved. Raises the error of its save."""
@@ -160,12 +157,16 @@ def restore(
 
 
 def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
-    """Copies a checkpoint into another folder of checkpoints, its manifest last."""
+    """Copies a checkpoint into another folder of checkpoints, its manifest last.
+
+    It may be for a run of another config, so the copy's state has no DIGEST.
+    """
     source, copied = (epath.Path(folder) / name(step) for folder in (directory, target))
     for path in (*_files(source), source / _MANIFEST):
         place = copied / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.copy(place)
+    _replace_state(copied, lambda state: {key: value for key, value in state.items() if key != DIGEST})
 
 
 def latest_step(directory: epath.PathLike) -> int | None:
@@ -203,6 +204,15 @@ def _write_manifest(folder: epath.Path, manifest: Mapping) -> None:
     half.replace(folder / _MANIFEST)
     for path in (folder, folder.parent):
         _sync(path)
+
+
+def _replace_state(folder: epath.Path, change: Callable[[Mapping], Mapping]) -> None:
+    """Replaces the state of a checkpoint at once."""
+    manifest = json.loads((folder / _MANIFEST).read_text())
+    payload = json.loads(_state_text(folder, manifest))
+    text = json.dumps({**payload, "state": change(payload["state"])})
+    files = manifest["files"] | {_STATE: hashlib.sha256(text.encode()).hexdigest()}
+    _write_manifest(folder, {"files": files, "state": text})
 
 
 def _state_text(folder: epath.Path, manifest: Mapping) -> str:

@@ -77,6 +77,8 @@ class CoEvolve:
         if c.strategy.unsolved:
             evidence = [e for e in evidence if lab.tasks.records[e.task.id].last_score != 1.0]
         rng = rng_for(c.seed, "evolve", step)
+        if not lab.tasks.remaining_capacity:
+            evidence = []  # no model is asked to reflect in vain
         contexts = lab.reflect(select_signals(evidence, c.evolution.contexts, rng))
         admit = solvable(c, lab, step, c.strategy.probe)
         return lab.synthesize(

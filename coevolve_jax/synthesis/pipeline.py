@@ -242,10 +242,15 @@ class Synthesizer:
           on_added: called after each round with the number of tasks that it added.
 
         Raises:
-          ValueError: with all_or_none, too few were found, or the explorer's model answers nothing. The
-            latter is raised after the first round.
+          ValueError: there are no scenarios. With all_or_none, too few were found, or the explorer's model
+            answers nothing. The latter is raised after the first round.
         """
         (total, request), fruitless = self._within_capacity(tasks, request), 0
+        if not scenarios and request.wanted > 0:
+            raise ValueError(
+                f"There is no scenario to explore for tasks of kind {request.kind!r}: name other splits in "
+                "config.environment."
+            )
         while total.added < request.wanted and fruitless < MAX_FRUITLESS:
             missing, before = request.wanted - total.added, Counter(self.roles.costs)
             # At least 4, since not every scenario gives a task; at most 32, to limit waste in the last round.
@@ -274,9 +279,12 @@ class Synthesizer:
     def _too_few(self, total: SynthesisStats, wanted: int) -> str:
         costs = self.roles.costs or {}
         faults = {key: n for key, n in costs.items() if "faults/" in key or "refused/" in key}
+        longer = (
+            "raise max_length or max_new_tokens of config.rollout, for held-out tasks config.evaluation, "
+        )
         return (
             f"Unguided exploration found {total.added} of {wanted} new tasks "
-            f"({dict(total.refused) | faults}): "
+            f"({dict(total.refused) | faults}): {longer if total.refused['too_long'] else ''}"
             "let config.environment offer more, widen data.min_calls..max_calls, mend the explorer, "
             "or ask for fewer tasks."
         )

@@ -135,7 +135,13 @@ class EmbeddingCosines:
 
     def _read(self, tasks: Sequence[Task]) -> np.ndarray:
         texts = ["\n".join(turn.query for turn in task.turns) for task in tasks]
-        vectors = np.asarray(self._embed(texts), np.float32) if texts else np.zeros((0, 1), np.float32)
+        try:
+            vectors = np.asarray(self._embed(texts), np.float32) if texts else np.zeros((0, 1), np.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"The function of config.data.leak_embedding fails ({error}): it must be embed(texts) -> "
+                "floats [n, d]."
+            ) from error
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
             raise ValueError(
                 f"The embedding of {len(texts)} texts has the shape {vectors.shape}: "

@@ -147,6 +147,46 @@ def test_train_refuses_before_anything_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"strategy.signals": "boundry"}, "config.strategy.signals is 'boundry': name one or more of forget"),
+        ({"strategy.name": "random", "strategy.scenarios": "al"}, "config.strategy.scenarios is 'al'"),
+        ({"environment.train_split": "trian"}, "config.environment.train_split: Unknown split 'trian'"),
+        ({"environment.eval_split": "devel"}, "config.environment.eval_split: Unknown split 'devel'"),
+        ({"data.leak_splits": ("tset",)}, "config.data.leak_splits: Unknown split 'tset'"),
+        ({"environment.toolsets": ("Math",)}, "config.environment.toolsets: Unknown toolset 'Math'"),
+        ({"environment.eval_split": "train"}, "config.environment.eval_split is 'train': every scenario of"),
+        ({"data.initial_file": "/nonexistent"}, "data.initial_file is '/nonexistent', which is no file"),
+        ({"data.initial_file": "/dev/null"}, "config.data.initial_file is '/dev/null', which is no file"),
+        ({"data.leak_embedding": "os.path.join", "data.leak_embedding_threshold": 0.9},
+            "The function of config.data.leak_embedding fails"),
+        ({"rollout.tool_call_format": "python"},
+            "is 'python': environment bfcl offers no execute.code.; use json or llama3"),
+        ({"learner.attention": "flash"}, "is 'flash', a kernel for a gpu, and this computes on a cpu: use"),
+    ],
+)  # fmt: skip
+def test_what_is_mistyped_is_told_before_anything_is_loaded(changes, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        train(override(TINY, {"model": "nowhere", **changes}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_weak_tool_that_there_is_not_and_a_file_without_tasks_are_told(tmp_path):
+    testbed = {"weak_tools": ("ls", "lss"), "least": 0, "most": 1, "candidates": 100}
+    config = ConfigDict({**TINY.to_dict(), "model": "nowhere", "testbed": testbed})
+    with pytest.raises(ValueError, match="config.testbed.weak_tools names 'lss', which no scenario of split"):
+        train(config, tmp_path / "run")
+    (tmp_path / "empty.jsonl").touch()
+    config = override(TINY, {"model": "nowhere", "data.initial_file": str(tmp_path / "empty.jsonl")})
+    with pytest.raises(ValueError, match="empty.jsonl', which holds no task: name a run's tasks.jsonl"):
+        train(config, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "held_out.jsonl").touch()  # a run that has begun no longer needs the file
+    with pytest.raises(ValueError, match="nowhere"):
+        train(config, tmp_path / "run")
+
+
 def test_a_fork_with_another_strategy_must_come_to_evolve(tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "step_00000050"
     folder.mkdir(parents=True)
@@ -203,10 +243,18 @@ IDLE = (
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
     ("evolution.contexts", 5, {"strategy.name": "random"}, [{}]),
     ("evolution.executions", 2, {"evolution.validate": False}, [{}]),
+    ("learner.schedule", "cosine", {"learner.decay_steps": 50, "learner.final_rate": 1.0}, []),
+    ("learner.decay_steps", 50, {"learner.schedule": "cosine", "learner.final_rate": 1.0}, []),
+    ("learner.group_filter", True, {"learner.filter_keep": 1.0},
+        [{}, {"learner.filter_keep": 1.0, "learner.skip_zero_variance_groups": False}]),
+    ("learner.group_filter", True, {"learner.filter_warmup": 960},
+        [{"learner.filter_warmup": 959}, {"learner.filter_warmup": 960, "learner.dynamic_sampling": 1}]),
+    ("evaluation.num_rollouts", 8, {"evaluation.temperature": 0.0}, [{}]),
+    ("evaluation.last_rollouts", 8, {"evaluation.temperature": 0.0}, [{}]),
     ("evaluation.balanced_candidates", 9, {}, [{"evaluation.balanced_tasks": 3}]),
     ("logging.trajectories_every", 3, {"logging.trajectories": 0}, [{}]),
     *((f"warm_start.{key}", value, {},
-        [{"warm_start.steps": 5, "warm_start.eval_tasks": 2}]) for key, value in (
+        [{"warm_start.steps": 21, "warm_start.eval_tasks": 2}]) for key, value in (
         ("source", "runs/one"), ("tasks", 9), ("batch", 3), ("learning_rate", 1e-4), ("held_out", 0.2),
         ("eval_every", 3), ("patience", 2), ("eval_tasks", 2), ("success_every", 3),
         ("checkpoint_every", 3))),
@@ -237,6 +285,25 @@ def test_a_setting_without_effect_is_told_and_one_with_effect_is_not(key, value,
         made = override(TINY, {**changes, key: value})
         assert key not in idle.idle(made)
         assert not [n for n in idle.notes(made) if n.startswith(f"config.{key} ")]
+
+
+@pytest.mark.parametrize(
+    "key, value, changes, acting",
+    [
+        ("evaluation.every", 60, {}, {"steps": 61}),
+        ("warm_start.success_every", 6, {"warm_start.steps": 5, "warm_start.eval_tasks": 2},
+            {"warm_start.steps": 6, "warm_start.eval_tasks": 2}),
+        ("warm_start.patience", 3, {"warm_start.steps": 30}, {"warm_start.steps": 31}),
+        *((f"health.{key}", 1.5, {}, {f"health.{key}": 1.0}) for key in (
+            "zero_variance_groups", "truncated", "malformed", "invalid")),
+    ],
+)  # fmt: skip
+def test_a_value_without_effect_is_told_but_its_key_may_vary(key, value, changes, acting):
+    told = lambda made: [n for n in idle.notes(made) if n.startswith(f"config.{key} = ")]
+    made = override(TINY, {key: value, **changes})
+    assert [n.startswith(f"config.{key} = {value!r} has no effect: ") for n in told(made)] == [True]
+    assert key in idle.VALUES and key not in idle.idle(made)
+    assert not told(override(made, acting))
 
 
 def test_a_setting_of_two_environments_has_an_effect_in_both():
@@ -394,6 +461,79 @@ def test_a_key_that_a_config_file_invents_or_forgets_is_refused_by_name():
     own = override(TINY, {"environment.name": "my.own"}).to_dict()
     own["environment"]["shelves"] = 3  # a user's own family has settings of its own
     configs.check(ConfigDict(own))
+
+
+def test_a_setting_that_a_strategy_or_explorer_of_ours_does_not_have_is_refused():
+    for made, key, told in (
+        (TINY, "strategy.prob", "no setting of the strategy coevolve .did you mean 'probe'"),
+        (LLM, "explorer.budget_token", "no setting of the explorer llm .did you mean 'budget_tokens'"),
+        (TINY, "explorer.budget_tokens", "no setting of the explorer scripted: leave it out"),
+    ):
+        with pytest.raises(ValueError, match=f"config.{key} is {told}"):
+            configs.check(with_any(made, key, 8))
+    left_over = TINY.copy_and_resolve_references()
+    left_over.strategy.name = "static"
+    with pytest.raises(ValueError, match="config.strategy.probe is no setting of the strategy static: leave"):
+        configs.check(left_over)
+    left_over.strategy.name = "tests.support.strategies.memory"  # of somebody else
+    configs.check(left_over)
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"strategy.probe": 1}, "strategy.probe is 1: it must be 0, or at least 2: one rollout cannot both"),
+        ({"learner.adam_b1": 1.0}, "learner.adam_b1 is 1.0: it must be below 1"),
+        ({"learner.adam_b1": -0.5}, "learner.adam_b1 is -0.5: it must be at least 0"),
+        ({"data.max_calls": -5}, "data.max_calls is -5: it must be at least 1"),
+        ({"rollout.max_length": -600}, "rollout.max_length is -600: it must be at least 1"),
+        ({"learner.pack_length": 0}, "learner.pack_length is 0: it must be at least 1"),
+    ],
+)
+def test_the_key_that_is_wrong_is_the_one_that_is_named(changes, told):
+    with pytest.raises(ValueError, match=f"config.{told}"):
+        configs.check(override(TINY, changes))
+
+
+def test_a_probe_of_one_rollout_is_for_strategies_that_do_not_ask_for_both_outcomes():
+    configs.check(override(TINY, {"strategy.name": "panel", "strategy.probe": 1}))
+
+
+def test_a_training_set_without_room_does_not_evolve():
+    full = {"data.max_tasks": TINY.data.initial_tasks}
+    with pytest.raises(ValueError, match=r"data.max_tasks is 100: it must be 0, or above .*_tasks \(100\)"):
+        configs.check_evolution(override(TINY, full))
+    for fine in (
+        {"data.max_tasks": 101},
+        {**full, "strategy.name": "static"},
+        {**full, "data.own_tasks": True},
+    ):
+        configs.check_evolution(override(TINY, fine))
+
+
+def test_a_testbed_has_all_its_keys_and_they_fit_together():
+    def check(**values):
+        configs.check(ConfigDict({**TINY.to_dict(), "testbed": {"weak_tools": ("ls",), **values}}))
+
+    fine = {"least": 0, "most": 1, "candidates": 100}
+    check(**fine)
+    for values, told in (
+        ({"least": 1, "most": 1}, "lacks the key testbed.candidates: its section testbed has all of weak_to"),
+        ({**fine, "least": 2}, "config.testbed.most is 1: it must be at least config.testbed.least .2."),
+        ({**fine, "least": -1}, "config.testbed.least is -1: it must be at least 0"),
+        ({**fine, "candidates": 99}, "config.testbed.candidates is 99: .* config.data.initial_tasks .100."),
+    ):
+        with pytest.raises(ValueError, match=told):
+            check(**values)
+
+
+def test_a_key_that_this_config_lacks_is_told_from_one_that_no_config_has():
+    for key, told in (
+        ("environment.domains", "config.environment.domains is a setting of the environment tau2, not"),
+        ("harness.versions", "config.harness.versions needs a section config.harness, which this config lac"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            override(TINY, {key: 3})
 
 
 def test_a_run_without_a_newer_key_is_read_with_its_default_and_does_not_go_on(tmp_path):

@@ -123,7 +123,8 @@ def test_the_numbers_of_an_evaluation_are_those_of_its_rollouts(seed, num_rollou
     assert found.success == (fmean(t.outcome.success for t in valid) if valid else None)
     assert found.invalid == sum(not t.outcome.valid for t in rolled)
     assert found.by_task == {task: [sum(x), len(x)] for task, x in by_task.items()}
-    assert found.mixed_groups == fmean(True in x and False in x for x in by_task.values())
+    mixed = [True in x and False in x for x in by_task.values() if x]
+    assert found.mixed_groups == (fmean(mixed) if mixed else None)
     assert list(found.by_calls) == [str(n) for n in sorted(set(sizes.values()))]
     for n, count in found.by_calls.items():
         own = [t.outcome.success for t in valid if sizes[t.task_id] == int(n)]

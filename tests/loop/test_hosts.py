@@ -32,8 +32,9 @@ THREADS = {"NPROC": "16"}
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {IN_ORDER}"
 # Batches are scored, and sent once for two updates.
 HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": False}})
+CONFIG = f"{ROOT}/configs/bfcl_tiny.py:strategy=static"
 SMALL = {
-    "strategy.name": "static", "steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2,
+    "steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2,
     "data.initial_tasks": 4, "evaluation.tasks": 2,
 }  # fmt: skip
 
@@ -44,7 +45,7 @@ def start(workdir, quick, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -
     address, processes = free_address(), []
     flags = f"{FLAGS} --xla_force_host_platform_device_count=1"
     for index in range(2):
-        options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[1:]
+        options = command(workdir, config=CONFIG, **{**SMALL, **changes[index]})[1:]
         program = [PROGRAM, str(patience), f"--processes={address},2,{index}", *options]
         processes.append(forked.Start(program, {**quick, "XLA_FLAGS": flags}, folders[index]))
     return processes
@@ -78,7 +79,7 @@ def alone(tmp_path_factory, quick):
     def folder():
         workdir = tmp_path_factory.mktemp("runs") / "alone"
         flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
-        done = forked.run(command(workdir, **SMALL), {**quick, **flags})
+        done = forked.run(command(workdir, config=CONFIG, **SMALL), {**quick, **flags})
         assert done.returncode == 0, done.stderr[-3000:]
         return workdir
 

@@ -8,7 +8,9 @@ import pytest
 from coevolve_jax import build
 from coevolve_jax.config import check, load_file, override
 from coevolve_jax.envs.bfcl.benchmark import split
+from coevolve_jax.loop import initial
 from coevolve_jax.loop.initial import own_tasks
+from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.train import train
 from tests.envs.test_env_tools import REWARDED
 from tests.support.paths import ROOT
@@ -47,6 +49,20 @@ def test_bfcls_own_tasks_are_those_of_its_splits():
     assert len(train_tasks) == 100 and len(held_out) == 7
     assert {int(t.lineage.parent.rpartition("_")[2]) for t in train_tasks} == set(split("train"))
     assert {int(t.lineage.parent.rpartition("_")[2]) for t in held_out} <= set(split("development"))
+
+
+def test_own_tasks_near_an_evaluation_task_are_not_trained_on():
+    config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), OWN)
+    train_tasks, held_out = own_tasks(config)
+    guard = initial.leak_guard(config, held_out)
+    pool = Synthesizer(None, None, None, config, guard)
+    d0, stats = initial._first_tasks(config, pool)
+    near = {task.id for task in train_tasks if guard.check(task)}
+    assert near and {t.id for t in train_tasks} - near == {t.id for t in d0}
+    assert stats.refused == {"near_evaluation": len(near)} and stats.added == 100 - len(near)
+    assert all(0 < t.lineage.similarity < 1 and t.lineage.nearest for t in d0)
+    with pytest.raises(ValueError, match=f"own_tasks gives {len(d0)} good tasks of 100 .*than the 99 of a"):
+        initial._first_tasks(override(config, {"rollout.tasks_per_step": 99}), pool)
 
 
 def test_an_environment_without_own_tasks_or_with_the_same_in_both_splits_is_refused(tmp_path):

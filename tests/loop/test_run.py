@@ -155,7 +155,7 @@ def test_a_given_task_whose_world_is_lost_is_no_task_that_failed(whole):
     "text, why",
     [
         (None, "which is no file"),
-        ("", r"gives 0 good tasks of 0"),
+        ("", "which holds no task"),
         ("{}", "Line 1 of .* is no task"),
         ("elsewhere", "belongs to the environment 'moon'"),
     ],
@@ -211,9 +211,8 @@ def test_a_process_that_dies_lets_go_of_its_workdir(tmp_path):
 
 def test_a_start_that_failed_before_it_made_anything_leaves_the_workdir_to_the_next(tmp_path):
     mistyped = settings("static", **{"data.initial_file": "no/such.jsonl"})
-    with pytest.raises(ValueError, match="which is no file"):
-        train(mistyped, tmp_path / "run", until=0)
-    claim(tmp_path / "run", settings("static"))
+    for config in (mistyped, settings("static")):
+        claim(tmp_path / "run", config)
     assert configs.digest(configs.of_run(tmp_path / "run")) == configs.digest(settings("static"))
     (tmp_path / "run" / "held_out.jsonl").write_text("")
     with pytest.raises(ValueError, match="of another config"):

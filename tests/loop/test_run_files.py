@@ -6,6 +6,7 @@ The runs are whole ones of `train`, with the world and the policy of loop_fakes.
 import dataclasses
 import json
 import re
+import shutil
 import sys
 from collections import Counter, defaultdict
 from statistics import fmean
@@ -297,13 +298,39 @@ def test_a_summary_says_what_had_no_effect_and_which_model_answered(tmp_path, st
 def test_a_state_comes_back_from_its_checkpoint_also_between_an_update_and_its_evolution(tmp_path):
     session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=3)
     path = tmp_path / "run" / "checkpoints" / checkpoint.name(3) / "state.json"
-    saved = {key: value for key, value in load(path)["state"].items() if key not in ("strategy", "sizes")}
+    saved = {
+        key: value for key, value in load(path)["state"].items() if key not in ("strategy", "sizes", "digest")
+    }
     assert saved["ledger"] and saved["signals"] and saved["evaluations"] and saved["seconds"]
     between = {"row": {"step": 3, "seconds": {"rollout": 2.0}}, "signals": [], "shown": None}
     for pending in ({}, {"pending": between}):
         state = RunState.from_json({**saved, **pending}, None, build.family(settings()).task_key)
         assert json.loads(json.dumps(state.to_json())) == {**saved, **pending}
         assert (state.step, state.learned, state.pending) == (3, 3 + len(pending), pending.get("pending"))
+
+
+def test_a_run_whose_checkpoints_are_not_there_does_not_begin_again(tmp_path):
+    """Also not with those of another run; a fork may have another config than its checkpoint."""
+    go = lambda folder, until, **changes: session(settings(**changes), folder, True, soon=True, until=until)[
+        1
+    ]
+    workdir, elsewhere = tmp_path / "run", {"checkpoint.folder": str(tmp_path / "elsewhere")}
+    saved, every = {"checkpoint.folder": str(tmp_path / "saved")}, {"checkpoint.every": 2}
+    assert go(workdir, 3, **saved, **every) == {}
+    before = (workdir / "metrics.jsonl").read_bytes()
+    told = str(go(workdir, None, **elsewhere, **every))
+    assert told == (
+        f"config.checkpoint.folder is {str(tmp_path / 'elsewhere')!r} and holds no checkpoint of this run, "
+        "which has done 3 steps: name the folder it had, or choose another --workdir to begin again."
+    )
+    assert "holds a checkpoint of a run of another config" in str(go(tmp_path / "new", None, seed=9, **saved))
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+    assert go(workdir, None, **saved, **every)["steps"] == 6
+    assert "which has done 6 steps" in str(go(workdir, None, **elsewhere, **every))
+    (tmp_path / "killed").mkdir()  # before the first checkpoint: it has lost nothing that was saved
+    assert go(tmp_path / "killed", 2, **every) == {}
+    shutil.rmtree(tmp_path / "killed" / "checkpoints")
+    assert go(tmp_path / "killed", None, **every)["steps"] == 6
 
 
 def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, monkeypatch):

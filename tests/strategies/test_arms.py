@@ -217,6 +217,18 @@ def test_the_oracle_asks_for_every_weak_tool_as_often_as_any_other_in_an_order_o
     assert len(set(map(tuple, orders.values()))) > 1
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_coevolve_reflects_on_nothing_where_no_task_has_room(room):
+    config = settings_of("coevolve", **{"steps": 40, "evolution.every": 1})
+    task = a_task(np.random.default_rng(0), "t0")
+    lab, strategy = Lab(tasks=[task]), build.strategy(config)
+    lab.tasks.max_size = 1 + room
+    rolled = tuple(as_(a_rollout(np.random.default_rng(m), task, m), m, True) for m in range(2))
+    strategy.observe(7, [Group(task, rolled)])
+    strategy.evolve(7, lab)
+    assert len(lab.reflected[0]) == room and len(lab.asked) == 1
+
+
 # Random
 
 

@@ -312,7 +312,9 @@ class Loop:
         if self.c.strategy.name == "random":
             kind, stats = "random", self.unguided(c.tasks, "random", step, rng)
         else:
-            kind, chosen = "signal", self.select(self.s.evidence, rng)
+            bound = self.c.data.max_tasks
+            full = bound and len(self.s.tasks) >= bound
+            kind, chosen = "signal", self.select([] if full else self.s.evidence, rng)
             self.s.evidence = []
             self.s.ledger["reflections"] += len(chosen)
             self.events.append(("evidence", [as_rows(e) for e in chosen]))

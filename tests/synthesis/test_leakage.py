@@ -308,6 +308,8 @@ def test_an_embedding_must_answer_with_a_vector_for_each_text():
     for answer in (np.zeros(3), np.zeros((1, 3)), np.full((60, 3), np.nan)):
         with pytest.raises(ValueError, match="embedding of 60 texts"):
             LeakGuard(EVALUATION, embed=lambda texts, answer=answer: answer, embedding_threshold=0.9)
+    with pytest.raises(ValueError, match="function of config.data.leak_embedding fails .must be real number"):
+        LeakGuard(EVALUATION, embed=math.sqrt, embedding_threshold=0.9)
     nothing = LeakGuard(EVALUATION, embed=lambda texts: np.zeros((len(texts), 3)), embedding_threshold=0.9)
     assert nothing.check(random_task("new", np.random.default_rng(7))) is None
     unasked = LeakGuard([], query_threshold=0.9, embed=lambda texts: 1 / 0, embedding_threshold=0.9)

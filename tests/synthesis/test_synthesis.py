@@ -570,6 +570,15 @@ def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
         )
 
 
+def test_what_exploration_lacks_is_named(synthesizer, contexts):
+    request = SynthesisRequest(wanted=2, kind="initial", step=0, rng=np.random.default_rng(0))
+    with pytest.raises(ValueError, match="no scenario to explore for tasks of kind 'initial': name other"):
+        synthesizer.synthesize_unguided(TaskPool(), [], request)
+    narrow = dataclasses.replace(synthesizer, fits=lambda *_: False)
+    with pytest.raises(ValueError, match="'too_long': .*: raise max_length or max_new_tokens of config.rol"):
+        narrow.synthesize_unguided(TaskPool(), [c.task for c in contexts], request, all_or_none=True)
+
+
 # The whole layer
 
 SCRIPT = """
