@@ -28,7 +28,7 @@ def contents(folder: Path) -> dict[str, dict[str, str]]:
 
 def test_the_shops_are_the_same_ones_again_and_no_two_are_alike(shops, tmp_path):
     before = contents(shops)
-    assert len(before) == 12 and len({content["shop.db"] for content in before.values()}) == 12
+    assert len(before) == 36 and len({content["shop.db"] for content in before.values()}) == 36
     subprocess.run([sys.executable, ROOT / "examples" / "mcp_shop.py", tmp_path / "again"], check=True)
     assert contents(tmp_path / "again") == before
 
