@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
     @property
     def fresh(self) -> float | None:
-        return self.fresh_solved / self.fresh_trials if self.fresh_trials else None
+        return (self.fresh_solved or 0) / self.fresh_trials if self.fresh_trials else None
 
 
 class Cost(NamedTuple):

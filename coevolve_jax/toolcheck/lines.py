@@ -69,7 +69,7 @@ class Lines:
 
     def left_out(self) -> Iterator[tuple[int, str, str]]:
         """Yields line, name and kind of what is public and no plain function, and so no tool."""
-        seen = set(RESERVED)
+        seen: set[str] = set(RESERVED)
         for node in ast.iter_child_nodes(self._top):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 kinds, name = [_dotted(_called(each)) for each in node.decorator_list], node.name
@@ -91,7 +91,7 @@ class Lines:
         for node in ast.walk(self._tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 for default in (*node.args.defaults, *node.args.kw_defaults):
-                    if _can_change(default):
+                    if default and _can_change(default):
                         yield self._suspect(default.lineno, "default")
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
