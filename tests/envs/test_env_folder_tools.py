@@ -214,7 +214,7 @@ def test_what_is_not_of_that_format_is_one_sentence(tmp_path, mix):
         folder_tools.tasks("train", mix)
     (tmp_path / "0004000").mkdir()
     (tmp_path / "0004000_step4_checkpoint.json").write_text("{}")
-    with pytest.raises(ValueError, match="ended .its last words: KeyError: 'data'"):
+    with pytest.raises(ValueError, match="ended with code 1 .its last words: KeyError: 'data'"):
         folder_tools.scenarios("train", mix)
 
 

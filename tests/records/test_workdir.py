@@ -14,7 +14,8 @@ def test_a_fork_tells_the_run_the_step_and_the_strategy_that_it_goes_on_from(tmp
     theirs = configs.override(CONFIG, {"strategy.name": "static"})
     folder = tmp_path / "run" / "checkpoints" / "step_00000010"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{}")
+    state = json.dumps({"state": {"digest": configs.digest(theirs)}})
+    (folder / "manifest.json").write_text(json.dumps({"files": {}, "state": state}))
     (tmp_path / "run" / "config.json").write_text(configs.to_json(theirs))
     fork(tmp_path / "run", 10, tmp_path / "fork", {"strategy.name": "random"})
     told = {"step": 10, "config_digest": configs.digest(theirs), "strategy": "static"}
