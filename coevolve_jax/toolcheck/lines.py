@@ -114,7 +114,7 @@ class Lines:
         return Suspect(line, kind, self._text[line - 1].strip()[:100])
 
 
-def _can_change(value: ast.AST | None) -> bool:
+def _can_change(value: ast.AST) -> bool:
     """Tells whether a default is a list, a mapping or a set."""
     made = isinstance(value, ast.Call) and _dotted(value.func).rpartition(".")[2] in MADE
     return made or isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
