@@ -11,8 +11,8 @@ import pytest
 from coevolve_jax import cli, config, shipped
 from tests.support.paths import ROOT
 
-# Programs without a command: set_up.py runs the first, campaigns the second; the last one measures campaigns.
-INNER = {"appworld_tasks", "calibrate_harness", "compare_gradients", "harness_bench"}
+# Programs without a command: set_up.py runs the first, campaigns the fourth; the others measure campaigns.
+INNER = {"appworld_tasks", "calibrate_harness", "check_backtests", "compare_gradients", "harness_bench"}
 
 
 def coevolve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -213,7 +213,7 @@ def table(runs: Sequence[Run]) -> str:
         spread, faults = costs(plain)
         found.append(f"About the mean of its seed a run deviates by {_points(spread)} points.")
         found.append(
-            _markdown(
+            markdown(
                 ("fault", "runs", "success", "cost", "p", "kept"),
                 [
                     (f"`{c.fault}`", c.runs, _points(c.success), _points(c.cost), f"{c.p:.2g}",
@@ -227,7 +227,7 @@ def table(runs: Sequence[Run]) -> str:
         found += [
             f"Seed {seed}, {len(salted)} salts: {_noise(salted)}{_fresh(salted)} What campaigns gain out of "
             "nothing:",
-            _markdown(
+            markdown(
                 ("rule", "versions", "seeds", "of these runs", "of normal numbers", "on fresh tasks"),
                 [(*row[:3], *map(_points, row[3:])) for row in selected_luck(salted)],
             ),
@@ -263,6 +263,7 @@ def _points(rate: float) -> str:
     return "" if math.isnan(rate) else f"{100 * rate:.1f}"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def markdown(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

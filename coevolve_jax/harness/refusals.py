@@ -1,0 +1,168 @@
+"""Asks whether backtests are right: moves that they refuse are trained all the same, beside moves that pass.
+
+    worse    success is below the start's by one standard error or more, or the run failed
+    better   it is above the start's by one standard error or more
+    alike    neither
+
+Of moves without any effect, luck alone makes a sixth worse and a sixth better. The start is run under several
+values of rollout.salt, so that its own luck is not in every gain.
+
+experiments/check_backtests.py makes the runs, each an ordinary one of the start with one lever moved once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+from scipy.stats import binomtest, fisher_exact
+
+from coevolve_jax.harness import backtest, levers
+from coevolve_jax.harness.backtest import Check
+from coevolve_jax.harness.calibration import markdown
+from coevolve_jax.harness.draws import Run
+from coevolve_jax.records.files import write_text
+
+KINDS = ("worse", "alike", "better")
+
+
+class Tried(NamedTuple):
+    """A move of the start, and what its backtest says.
+
+    Attributes:
+      by: the check that refuses it; "" if none does. why: its sentence, or "".
+      unseen: the changed keys whose effect no check sees, at least in part.
+    """
+
+    lever: str
+    move: str
+    by: str
+    why: str
+    unseen: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.lever} {self.move}"
+
+
+class Trained(NamedTuple):
+    """A move that was trained. gain: of success over the start's mean; None if the run failed."""
+
+    tried: Tried
+    gain: float | None
+    kind: str
+
+
+def moves(config: ConfigDict) -> Iterator[tuple[str, str, levers.Changes]]:
+    """Yields (lever, move, changes) of every move that a campaign over `config` could propose first."""
+    table = levers.table(config)
+    for name, lever in table.items():
+        for move in lever.moves(config):
+            try:
+                yield name, move, levers.move(table, config, name, move)
+            except levers.Refused:
+                continue  # it could not run, or would have no effect
+
+
+def tried(
+    config: ConfigDict,
+    start: ConfigDict,
+    runs: Sequence[Run],
+    gradient: Callable[[ConfigDict], Mapping[str, Check]],
+    known: Mapping[str, Tried],
+) -> Iterator[Tried]:
+    """Yields each move of the start with the word of its backtest; those that are known first.
+
+    Args:
+      config: of v000, with the section harness. start: without it.
+      runs: the start's groups, of each run step by step.
+      gradient: config of a move -> the checks of gradient.py.
+    """
+    yield from known.values()
+    for lever, move, changes in moves(config):
+        name = f"{lever} {move}"
+        if name not in known:
+            child = levers.changed(start, changes)
+            told = backtest.backtest(start, child, runs, gradient=lambda c=child: gradient(c))
+            yield Tried(lever, move, told.by, told.refused or "", " ".join(told.not_covered))
+
+
+def drawn(rows: Sequence[Tried], refused: int, passed: int, rng: np.random.Generator) -> list[Tried]:
+    """Draws so many of the refused moves and of those that passed, at most; refused and passed in turn."""
+    order = [rows[i] for i in rng.permutation(len(rows))]
+    sides = [r for r in order if r.by][:refused], [r for r in order if not r.by][:passed]
+    longest = max(map(len, sides))
+    return [side[i] for i in range(longest) for side in sides if i < len(side)]
+
+
+def judge(success: float, start: Sequence[float], noise: float) -> tuple[float, str]:
+    """(gain, kind) of a run beside the start's runs.
+
+    noise: standard deviation of one run's success, so that of a gain is noise * sqrt(1 + 1 / n).
+    """
+    gain, se = success - float(np.mean(start)), noise * math.sqrt(1 + 1 / len(start))
+    return gain, "worse" if gain <= -se else "better" if gain >= se else "alike"
+
+
+def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Trained], noise: float) -> str:
+    """What was refused, and how the trained ones fared, as Markdown; gains in points."""
+    by = Counter(r.by for r in rows if r.by)
+    told = ", ".join(f"`{name}` {n}" for name, n in by.most_common()) or "none"
+    se = noise * math.sqrt(1 + 1 / len(start))
+    found = [
+        f"Of {len(rows)} moves the backtest refuses {sum(by.values())}: {told}.",
+        f"The start solves {100 * np.mean(start):.1f}% ({len(start)} runs). One standard error of a gain is "
+        f"{100 * se:.1f} points.",
+        markdown(("", "trained", *KINDS, "mean gain"), [_side(trained, True), _side(trained, False)]),
+    ]
+    counts = {side: Counter(t.kind for t in trained if bool(t.tried.by) == side) for side in (True, False)}
+    if all(n.total() for n in counts.values()):
+        grid = [[n["worse"], n.total() - n["worse"]] for n in (counts[True], counts[False])]
+        p = fisher_exact(grid, alternative="greater").pvalue
+        found.append(f"Refused moves are worse more often than those that passed: one-sided p {p:.2g}.")
+    if (refused := counts[True]).total():
+        found.append(
+            f"Worse: {_share(refused['worse'], refused.total())} of the refused. Better, so refused at a "
+            f"loss: {_share(refused['better'], refused.total())}."
+        )
+    each = sorted(trained, key=lambda t: (t.tried.by == "", t.tried.by, t.gain or -1.0))
+    lines = [(f"`{t.tried.name}`", t.tried.by or "passed", _points(t.gain), t.kind) for t in each]
+    return "\n\n".join([*found, markdown(("move", "refused by", "gain", ""), lines)])
+
+
+def write(path: Path, rows: Iterable[Tried]) -> None:
+    """Writes the moves as CSV, a line for each."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([Tried._fields, *rows])
+    write_text(path, text.getvalue())
+
+
+def read(path: Path) -> dict[str, Tried]:
+    """Name of a move -> what `write` wrote of it; {} where there is no file."""
+    if not path.exists():
+        return {}
+    with open(path, newline="") as file:
+        return {row.name: row for row in (Tried(**own) for own in csv.DictReader(file))}
+
+
+def _side(trained: Sequence[Trained], refused: bool) -> tuple:
+    own = [t for t in trained if bool(t.tried.by) == refused]
+    kinds, gains = Counter(t.kind for t in own), [t.gain for t in own if t.gain is not None]
+    mean = float(np.mean(gains)) if gains else None
+    return "refused" if refused else "passed", len(own), *(kinds[k] for k in KINDS), _points(mean)
+
+
+def _share(part: int, whole: int) -> str:
+    found = binomtest(part, whole).proportion_ci()  # Clopper and Pearson's
+    return f"{part} of {whole} ({100 * found.low:.0f} to {100 * found.high:.0f}%)"
+
+
+def _points(gain: float | None) -> str:
+    return "failed" if gain is None else f"{100 * gain:+.1f}"

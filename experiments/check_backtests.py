@@ -1,0 +1,119 @@
+"""Asks whether the backtests of a campaign are right: what they refuse is trained all the same.
+
+    python experiments/check_backtests.py --config=configs/bfcl_harness.py --workdir=runs/refused --jobs=2
+
+1. The start is run under some values of rollout.salt.
+2. Every move of every lever is backtested on the first of these runs: WORKDIR/backtests.csv.
+3. Some of the moves that are refused, and some that pass, are trained: WORKDIR/trained.csv.
+4. A table tells how they fared.
+
+The same command goes on. With larger numbers it trains the same moves first, and then more.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from absl import app, flags
+
+_CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file, as for evolve_harness.py.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
+_SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the start.", lower_bound=0)
+_SALTS = flags.DEFINE_string("salts", "0:4", "Values of rollout.salt for the start: other luck.")
+_REFUSED = flags.DEFINE_integer("refused", 24, "Refused moves that are trained, at most.", lower_bound=0)
+_PASSED = flags.DEFINE_integer("passed", 12, "Passed moves that are trained, at most.", lower_bound=0)
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
+flags.mark_flags_as_required(["workdir"])
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    from coevolve_jax import preemption
+
+    with preemption.exits(), preemption.handle_signals():
+        run()
+
+
+def run() -> None:
+    from coevolve_jax import config as configs
+    from coevolve_jax.comparison import plan
+    from coevolve_jax.harness import calibration, evidence, launch, progress, refusals
+    from coevolve_jax.harness.backtest import Check
+    from coevolve_jax.harness.levers import changed
+    from coevolve_jax.harness.start import settled, without_harness
+    from coevolve_jax.harness.store import Store, finished, named
+    from coevolve_jax.seeding import rng_for
+
+    folder, seed, say = Path(_WORKDIR.value), _SEED.value, lambda text: print(text, flush=True)
+    salts, settings = plan.parse_seeds(_SALTS.value), " ".join([_CONFIG.value, *_SET.value])
+    path = folder / "trained.csv"
+    rows = calibration.read_rows(path)
+    if other := [row.settings for row in rows.values() if row.settings != settings]:
+        raise ValueError(
+            f"{path} has runs of {other[0]}, and these are of {settings}: name another --workdir."
+        )
+    c = configs.load_file(_CONFIG.value)
+    changes = dict(text.partition("=")[::2] for text in _SET.value)
+    config = settled(configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()}))
+    start = without_harness(config)
+    store = Store(folder / "store", start, launch.programs(start, folder / "store" / "compiled"), _JOBS.value)
+
+    def train(runs: dict) -> None:
+        """Trains {(name, salt): config}, and keeps a row of each that has ended."""
+        due = {key: config for key, config in runs.items() if (key[0], seed, key[1]) not in rows}
+        workdirs = {key: store.workdir(config, seed) for key, config in due.items()}
+        began, first = time.monotonic(), sum(map(finished, workdirs.values()))
+
+        def keep() -> str:
+            """Writes the rows of what has ended. Returns a sentence."""
+            ended = [key for key, run in workdirs.items() if finished(run)]
+            for name, salt in ended:
+                if (name, seed, salt) not in rows:
+                    run = due[name, salt], workdirs[name, salt]
+                    rows[name, seed, salt] = calibration.read(name, seed, salt, settings, *run)
+            calibration.write_rows(path, rows.values())
+            each = (time.monotonic() - began) / 60 / (len(ended) - first) if len(ended) > first else None
+            left = "" if each is None else f", {(len(due) - len(ended)) * each:.0f} minutes left"
+            return f"{len(ended)} of {len(due)} runs{left}"
+
+        if due:
+            with progress.said(say, keep):
+                why = store.train_all([(config, seed) for config in due.values()])
+            say(keep())
+            for i, text in why.items():
+                say(f"{' '.join(map(str, list(due)[i]))} failed: {text}")
+
+    if why := store.begin([seed]):
+        raise ValueError(f"The start failed: {why[seed]}")
+    own = {salt: configs.override(start, {"rollout.salt": salt}) for salt in salts}
+    train({("none", salt): config for salt, config in own.items()})
+    if missing := [salt for salt in salts if ("none", seed, salt) not in rows]:
+        raise ValueError(f"The start has no run of salt {missing[0]}: the same command tries it again.")
+
+    first = store.workdir(own[salts[0]], seed)
+    gradients = lambda child: {
+        check: Check(*told)
+        for check, told in store.gradients(first, child, folder / "gradients" / named(child)).items()
+    }
+    known, file = [], folder / "backtests.csv"
+    for row in refusals.tried(config, start, [evidence.groups(first)], gradients, refusals.read(file)):
+        known.append(row)
+        refusals.write(file, known)
+        say(f"{row.name}: {row.why or 'passes.'}")
+
+    chosen = refusals.drawn(known, _REFUSED.value, _PASSED.value, rng_for(seed, "refusals"))
+    by_name = {f"{lever} {move}": changes for lever, move, changes in refusals.moves(config)}
+    train({(row.name, 0): changed(start, by_name[row.name]) for row in chosen})
+    told = [rows["none", seed, salt].success for salt in salts]
+    noise, trained = config.harness.noise, []
+    for row in chosen:
+        ended = rows.get((row.name, seed, 0))
+        gain, kind = refusals.judge(ended.success, told, noise) if ended else (None, "worse")
+        trained.append(refusals.Trained(row, gain, kind))
+    say(refusals.table(known, told, trained, noise))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,111 @@
+"""Moves that a backtest refuses are trained all the same: which are drawn, and how they are judged."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from coevolve_jax.harness import calibration, levers, refusals
+from coevolve_jax.harness.refusals import Trained, Tried
+from coevolve_jax.harness.start import without_harness
+from coevolve_jax.seeding import rng_for
+from tests.harness.support import config
+from tests.support import forked
+
+
+def row(name: str, by: str = "") -> Tried:
+    lever, _, move = name.partition(" ")
+    return Tried(lever, move, by, "Why, it says." if by else "", "")
+
+
+def test_every_move_that_can_run_is_one_lever_of_the_start_moved_once():
+    healthy = config("none")
+    found = list(refusals.moves(healthy))
+    table = levers.table(healthy)
+    assert len({(lever, move) for lever, move, _ in found}) == len(found) > 40
+    for lever, move, changes in found:
+        assert table[lever].moves(healthy)[move] == changes
+        levers.changed(without_harness(healthy), changes)
+    assert ("learner.learning_rate", "x3", {"learner.learning_rate": pytest.approx(3e-4)}) in found
+
+
+def test_more_of_the_same_moves_are_drawn_where_more_are_asked_for():
+    rows = [row(f"a.{i} up", "order" if i % 3 else "") for i in range(30)]
+    few, many = (refusals.drawn(rows, n, n // 2, rng_for(0, "refusals")) for n in (4, 12))
+    for side in (True, False):
+        own = [[r for r in chosen if bool(r.by) == side] for chosen in (few, many)]
+        assert own[1][: len(own[0])] == own[0]
+    assert sum(bool(r.by) for r in many) == 12 and len(many) == len(set(many)) == 18
+    assert [bool(r.by) for r in few[:4]] == [True, False, True, False]
+    assert len(refusals.drawn(rows, 100, 100, rng_for(1, "refusals"))) == 30
+
+
+def test_luck_alone_makes_a_sixth_worse_and_a_sixth_better():
+    rng, noise, kinds = np.random.default_rng(0), 0.025, []
+    for _ in range(4000):
+        start = list(rng.normal(0.6, noise, 4))
+        kinds.append(refusals.judge(float(rng.normal(0.6, noise)), start, noise)[1])
+    tail = 0.5 * math.erfc(1 / math.sqrt(2))
+    assert kinds.count("worse") / 4000 == pytest.approx(tail, abs=0.02)
+    assert kinds.count("better") / 4000 == pytest.approx(tail, abs=0.02)
+    assert refusals.judge(0.5, [0.6], noise) == (pytest.approx(-0.1), "worse")
+
+
+def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
+    rows = [row("a up", "order"), row("b up", "live_groups"), row("c up", "order"), row("d up"), row("e up")]
+    trained = [
+        Trained(rows[0], -0.1, "worse"),
+        Trained(rows[1], 0.08, "better"),
+        Trained(rows[2], None, "worse"),
+        Trained(rows[3], 0.01, "alike"),
+    ]
+    told = refusals.table(rows, [0.5, 0.7], trained, 0.02)
+    assert "Of 5 moves the backtest refuses 3: `order` 2, `live_groups` 1." in told
+    assert "solves 60.0% (2 runs). One standard error of a gain is 2.4 points." in told
+    assert "| refused | 3 | 2 | 0 | 1 | -1.0 |" in told and "| passed | 1 | 0 | 1 | 0 | +1.0 |" in told
+    assert (
+        "one-sided p 0.5." in told
+    )  # of 4 places the passed one has one of the 2 alike or better: C(3, 2) / C(4, 2)
+    assert "Worse: 2 of 3 (9 to 99%)" in told and "at a loss: 1 of 3 (1 to 91%)." in told
+    assert "| `c up` | order | failed | worse |" in told and "| `d up` | passed | +1.0 | alike |" in told
+
+
+def test_moves_come_back_as_they_were_written(tmp_path):
+    rows = [row("reward.terms add length", "paid_share"), row("learner.epochs up")]
+    refusals.write(tmp_path / "backtests.csv", rows)
+    assert list(refusals.read(tmp_path / "backtests.csv").values()) == rows
+    assert refusals.read(tmp_path / "none.csv") == {}
+
+
+MADE_UP = """
+from coevolve_jax.harness import launch
+from coevolve_jax.testing import campaign
+launch.programs = lambda config, compiled: campaign.MADE_UP
+"""
+
+
+@pytest.mark.slow
+def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_path):
+    flags = (f"--workdir={tmp_path}", "--salts=0:2", "--refused=2", "--passed=2")
+    done = forked.run_after(MADE_UP, "check_backtests", tmp_path, quick, *flags)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "backtests.csv", newline="") as file:
+        known = list(csv.DictReader(file))
+    assert len(known) == len(list(refusals.moves(config("none"))))
+    assert 2 <= sum(bool(k["by"]) for k in known) < len(known)
+    rows = calibration.read_rows(tmp_path / "trained.csv")
+    start = [r.success for (name, _, _), r in rows.items() if name == "none"]
+    assert len(start) == 2 and len(rows) == 6
+    runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
+    assert len(runs) == 6 and sum(c["rollout"]["salt"] for c in runs) == 1
+    by_name = {f"{k['lever']} {k['move']}": k["by"] for k in known}
+    for (name, _, _), own in rows.items():
+        if name != "none":
+            gain = 100 * (own.success - np.mean(start))
+            assert f"| `{name}` | {by_name[name] or 'passed'} | {gain:+.1f} |" in done.stdout
+    again = forked.run_after(MADE_UP, "check_backtests", tmp_path, quick, *flags[:3], "--passed=3")
+    assert again.returncode == 0, again.stderr
+    more = calibration.read_rows(tmp_path / "trained.csv")
+    assert len(more) == 7 and {k: more[k] for k in rows} == rows
