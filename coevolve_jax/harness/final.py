@@ -10,7 +10,15 @@ campaign has seen:
     luck of the seeds = gain(S, D) - gain(F, D);  luck of the tasks = gain(F, D) - gain(F, T)
     optimism = gain(S, D) - gain(F, T)
 
-A gain is the success of the selected harness minus that of the start.
+A gain is the success of the selected harness minus that of the start. gain(F, T) is also read in other ways:
+
+    P1   as the campaign evaluates: this is gain(F, T)
+    P2   greedy
+    P3   at temperature 0.7
+    P4   P1's rollouts of the long tasks alone: the third with the most calls, or less
+    P5   with observations cut at 80 characters
+
+Each of P2 to P5 has the p value of a paired t test over the seeds, and one adjusted for the four (Holm).
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.analysis import stats
@@ -40,12 +49,13 @@ class Protocol(NamedTuple):
     """How a policy is read.
 
     temperature: 0 is greedy; None is that of the campaign's own evaluations. flags: further ones of
-    experiments/evaluate.py.
+    experiments/evaluate.py. long: it has no rollouts of its own; P1's of the long tasks are counted.
     """
 
     temperature: float | None
     num_rollouts: int = 2
     flags: tuple[str, ...] = ()
+    long: bool = False
 
     def given(self, config: ConfigDict) -> tuple[str, ...]:
         """All flags of experiments/evaluate.py, in a campaign whose start has this config."""
@@ -58,8 +68,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "P1": Protocol(None),
     "P2": Protocol(0.0, 1),
     "P3": Protocol(0.7),
+    "P4": Protocol(None, long=True),
     "P5": Protocol(None, flags=("--max_observation=80",)),
 }
+OTHER_WAYS = {"P2": "greedy", "P3": "temperature 0.7", "P4": "long tasks", "P5": "short observations"}
 ENGINE = {"name": "native", "matmul_dtype": ""}  # by which the test is read, whatever config.engine says
 
 
@@ -151,7 +163,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     asked = [
         Question(tasks, run / "policy", PROTOCOLS[reading.protocol].given(own), file)
         for reading, run, file in _rows(evolution, fresh)
-        if reading.tasks == "T"
+        if reading.tasks == "T" and not PROTOCOLS[reading.protocol].long
     ]
     store.answers(asked)
     found = _read(evolution, fresh)
@@ -175,25 +187,36 @@ def _rows(evolution: Evolution, fresh: Iterable[int]) -> Iterator[tuple[Reading,
         runs |= {("F", seed): folder / "runs" / harness / f"seed_{seed}" for seed in fresh}
         for (kind, seed), run in runs.items():
             yield Reading(harness, version, kind, seed, "D", "P1", nan), run, run / "evaluations.jsonl"
-            for name in PROTOCOLS:
-                file = folder / "readings" / f"{harness}_{seed}_{name}.json"
+            for name, protocol in PROTOCOLS.items():
+                file = folder / "readings" / f"{harness}_{seed}_{'P1' if protocol.long else name}.json"
                 yield Reading(harness, version, kind, seed, "T", name, nan), run, file
 
 
 def _read(evolution: Evolution, fresh: Iterable[int]) -> list[Reading]:
     """The rows of readings.csv. Both D and T are of one set: the balanced one where the tasks have one."""
     path = evolution.campaign.folder / "final" / "tasks" / f"seed_{TEST_SEED}" / "held_out.jsonl"
-    kinds = {task["id"]: task["lineage"]["kind"] for task in read_lines(path)}
-    chosen = stats.SETS["balanced" if stats.SETS["balanced"] in kinds.values() else "iid"]
+    tasks = {task["id"]: task for task in read_lines(path)}
+    kinds = {id: task["lineage"]["kind"] for id, task in tasks.items()}
+    kind = stats.SETS["balanced" if stats.SETS["balanced"] in kinds.values() else "iid"]
+    calls = {id: _calls(task) for id, task in tasks.items() if kinds[id] == kind}
+    counts = np.array(list(calls.values()))
+    least = next((n for n in sorted({*calls.values()}) if (counts >= n).mean() <= 1 / 3), counts.max())
+    long = {id for id, count in calls.items() if count >= least}
     found = []
     for reading, run, file in _rows(evolution, fresh):
         if reading.tasks == "D":
             selection = evidence.selection(run)
         else:
-            counts = {id: count for id, count in answer(file).items() if kinds[id] == chosen}
+            chosen = long if PROTOCOLS[reading.protocol].long else calls
+            counts = {id: count for id, count in answer(file).items() if id in chosen}
             selection = evidence.Selection(counts, {})
         found.append(reading._replace(success=selection.success))
     return found
+
+
+def _calls(task: Mapping[str, Any]) -> int:
+    """The calls of a task's reference."""
+    return sum(len(turn["calls"]) for turn in task.get("turns", ()))
 
 
 def differences(evolution: Evolution) -> list[str]:
@@ -251,12 +274,17 @@ def result(readings: Sequence[Reading]) -> dict[str, Any]:
     gain = {f"{s}{t}": told(gains(s, t)) for s in "SF" for t in "DT"}
     value = {name: found["value"] for name, found in gain.items()}
     names = sorted({r.protocol for r in readings if r.tasks == "T"})
+    others = [name for name in names if name != "P1"]
+    p = [stats.paired_p(gains("F", "T", name)) for name in others]
+    tests = {
+        name: {"p": own, "p_holm": held} for name, own, held in zip(others, p, stats.holm(p), strict=True)
+    }
     return {
         "gain": gain,
         "luck_of_seeds": value["SD"] - value["FD"],
         "luck_of_tasks": value["FD"] - value["FT"],
         "optimism": value["SD"] - value["FT"],
-        "transfer": {name: told(gains("F", "T", name)) for name in names},
+        "transfer": {name: {**told(gains("F", "T", name)), **tests.get(name, {})} for name in names},
     }
 
 
@@ -281,7 +309,16 @@ def table(result: Mapping[str, Any]) -> str:
             point("luck of the seeds", result["luck_of_seeds"]),
             point("luck of the tasks", result["luck_of_tasks"]),
             point("optimism", result["optimism"]),
+            *(
+                told(f"the claim, {OTHER_WAYS[name]}", found) + f", p {_p(found['p_holm'])} of four (Holm)"
+                for name, found in result.get("transfer", {}).items()
+                if name in OTHER_WAYS
+            ),
             f"{'openings of this test in the store':<44} {result.get('openings', 1)}",
             *filter(None, [result.get("engines")]),
         ]
     )
+
+
+def _p(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2g}"

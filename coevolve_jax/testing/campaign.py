@@ -79,6 +79,7 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
         write_text(job.workdir / "config.json", configs.to_json(job.config))
         tasks = [
             {"id": f"held_out-{i}", "scenario": f"s{i // 2}", "lineage": {"kind": "held_out"}}
+            | {"turns": [{"calls": [{}] * (1 + i % 6)}]}
             for i in range(TASKS)
         ]
         if job.start is None:

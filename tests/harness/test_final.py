@@ -6,7 +6,9 @@ import re
 import shutil
 import statistics
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import final
@@ -72,7 +74,9 @@ def test_both_sides_of_the_luck_of_tasks_are_read_at_the_temperature_of_the_camp
     c = configs.override(config(), {"evaluation.temperature": 0.5, "engine.dtype": "bfloat16"})
     given = {name: protocol.given(c) for name, protocol in final.PROTOCOLS.items()}
     told = {name: flags[1] for name, flags in given.items()}
-    assert told == {name: f"--temperature={t}" for name, t in zip(given, (0.5, 0.0, 0.7, 0.5), strict=True)}
+    assert told == {
+        name: f"--temperature={t}" for name, t in zip(given, (0.5, 0.0, 0.7, 0.5, 0.5), strict=True)
+    }
     assert all("--dtype=bfloat16" in flags for flags in given.values())
 
 
@@ -91,6 +95,17 @@ def test_the_gains_are_those_of_the_rows(ended):
         assert found["value"] == pytest.approx(gain(*name)) and found["low"] < found["value"] < found["high"]
     assert result["optimism"] == pytest.approx(gain("S", "D") - gain("F", "T"))
     assert result["luck_of_seeds"] + result["luck_of_tasks"] == pytest.approx(result["optimism"])
+    for name, found in result["transfer"].items():
+        own = [r for r in rows if (r["seeds"], r["tasks"], r["protocol"]) == ("F", "T", name)]
+        by = {(r["harness"], r["seed"]): float(r["success"]) for r in own}
+        paired = scipy.stats.ttest_rel(
+            *([by[h, s] for s in ("100", "101", "102")] for h in ("selected", "start"))
+        )
+        assert name == "P1" or found["p"] == pytest.approx(paired.pvalue)
+    p = [result["transfer"][name]["p"] for name in ("P2", "P3", "P4", "P5")]
+    adjusted, order = [result["transfer"][n]["p_holm"] for n in ("P2", "P3", "P4", "P5")], np.argsort(p)
+    held = np.minimum(1, np.maximum.accumulate(np.array(p)[order] * (4, 3, 2, 1)))
+    assert np.array(adjusted)[order] == pytest.approx(held)
     transfer = {name: found["value"] for name, found in result["transfer"].items()}
     assert transfer == pytest.approx({name: gain("F", "T", name) for name in final.PROTOCOLS})
     # The made-up truth: three times the learning rate is worth 12 points, and so once more.
@@ -149,6 +164,17 @@ def test_the_test_is_read_on_the_set_that_the_campaign_selects_on(ended):
     assert told.success == sum(s for s, _ in counts) / sum(n for _, n in counts)
     path.write_text(text)
     final.read(ended, [100, 101, 102])
+
+
+def test_the_long_tasks_are_those_of_the_rollouts_that_are_claimed(ended):
+    """The made-up tasks have one to six calls: the long third has five and six."""
+    folder = ended.campaign.folder / "final"
+    rows = list(csv.DictReader(open(folder / "readings.csv")))
+    raw = json.loads((folder / "readings" / "selected_101_P1.json").read_text())["environment"]["by_task"]
+    counts = [count for id, count in raw.items() if int(id.split("-")[1]) % 6 >= 4]
+    (told,) = [r for r in rows if (r["harness"], r["seed"], r["protocol"]) == ("selected", "101", "P4")]
+    assert 0 < len(counts) < len(raw) / 2 and not (folder / "readings" / "selected_101_P4.json").exists()
+    assert float(told["success"]) == sum(s for s, _ in counts) / sum(n for _, n in counts)
 
 
 def test_one_start_has_the_test_of_its_own_seed_and_all_is_asked_on_it(ended, kept):

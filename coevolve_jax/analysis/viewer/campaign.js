@@ -5,7 +5,13 @@ const HUES = { start: NONE, promoted: GOOD, rejected: "--other", invalid: BAD, r
 Object.assign(HUES, { "under way": NOW, gating: GOOD, registered: NOW, tracked: NONE, retired: "--other" });
 const TREE_STEP = 16; // pixels to the right for each generation
 const PARTS = { luck_of_seeds: "SD − FD", luck_of_tasks: "FD − FT", optimism: "SD − FT" };
-const PROTOCOLS = { P1: "temperature 1", P2: "greedy", P3: "temperature 0.7", P5: "observations of 80 characters" };
+const PROTOCOLS = {
+  P1: "as the campaign evaluates",
+  P2: "greedy",
+  P3: "temperature 0.7",
+  P4: "the third of the tasks with the most calls",
+  P5: "observations of 80 characters",
+};
 
 const hued = (word) => {
   const node = h("span", { class: "badge" }, word);
@@ -354,14 +360,15 @@ const frozen = ({ freeze }) =>
     note("Source files, starts and what versions wrote are held against their SHA-256 before each version."),
   );
 
-const gainTable = (head, rows) =>
+const gainTable = (head, rows, tested = false) =>
   table(
-    [head, "points", "95% interval (t)", "seeds", ""],
+    [head, "points", "95% interval (t)", "seeds", ...(tested ? ["p (Holm)"] : []), ""],
     rows.map((e) => [
       e.label,
       points(e.value),
       e.low === null ? (e.seeds === 1 ? "one seed: none" : "all seeds alike: none") : `${points(e.low)} to ${points(e.high)}`,
       plain(e.seeds),
+      ...(tested ? [typeof e.p_holm === "number" ? e.p_holm.toPrecision(2) : "—"] : []),
       wide(e.meaning),
     ]),
   );
@@ -386,6 +393,7 @@ const theTest = ({ final }) => {
       gainTable(
         "FT, read in other ways",
         final.transfer.map((e) => ({ ...e, meaning: PROTOCOLS[e.label] })),
+        true,
       ),
     ],
   );
