@@ -18,13 +18,6 @@ MCP_NODE := @modelcontextprotocol/server-filesystem@2026.8.31 @modelcontextproto
 AOT := .aot
 GGUF := .gguf
 SMOLLM2 := models/smollm2-135m-instruct
-# The model's success before its warm start is measured on the held-out tasks of the run, at the run's temperature.
-demo-smollm2: $(SMOLLM2)/config.json
-	$(RUN) experiments/main.py --config=configs/bfcl_smollm2.py --workdir=runs/demo_smollm2
-	@rm -f runs/demo_smollm2/as_downloaded.json
-	@echo "SmolLM2 as it was downloaded, on the held-out tasks of that run:"
-	$(RUN) experiments/evaluate.py --workdir=runs/demo_smollm2 --model=$(SMOLLM2) --benchmark=held_out \
-	  --temperature=1 --num_rollouts=2 --output=runs/demo_smollm2/as_downloaded.json
 
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
@@ -35,6 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
+.DEFAULT_GOAL := help
 .PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-mcp setup-gguf setup-check setup-docs demo headroom test test-fast test-nightly test-environments check docs sglang-cpu smoke-device textworld tau2 appworld mcp smollm2 demo-smollm2 aot bench clean
 
 help:
@@ -70,7 +64,7 @@ setup-sglang: $(SGLANG)/.installed
 setup-textworld: $(TEXTWORLD)/.installed
 setup-tau2: $(TAU2)/.installed
 setup-appworld: $(APPWORLD)/.installed
-setup-mcp: $(MCP)/.installed
+setup-mcp: $(MCP)/.installed runs/mcp_shop
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
@@ -131,7 +125,11 @@ $(MCP)/.installed: requirements/mcp.txt requirements/mcp-sqlite.txt
 	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(MCP)/node $(MCP_NODE)
 	@touch $@
 
-# ENV=textworld or ENV=tau2: in another environment family, one that has a target setup-ENV and configs/ENV_tiny.py. It
+# What a world of configs/mcp_tiny.py and configs/mcp_shop.py begins with.
+runs/mcp_shop: | setup
+	$(RUN) examples/mcp_shop.py $@
+
+# ENV=textworld, tau2 or mcp: in another environment family, one that has a target setup-ENV and configs/ENV_tiny.py. It
 # counts on the command line alone: shells have a variable of this name.
 FAMILY := $(if $(findstring command,$(origin ENV)),$(filter-out bfcl,$(ENV)))
 demo: setup $(FAMILY:%=setup-%)
@@ -193,13 +191,20 @@ appworld: setup setup-appworld
 
 # docs/guides/train_on_an_mcp_server.md
 mcp: setup setup-mcp
-	$(RUN) examples/mcp_shop.py runs/mcp_shop
 	$(RUN) experiments/synthesize.py --config=configs/mcp_tiny.py --tasks=10
 
 # docs/guides/train_your_model.md. A call that was stopped goes on with the next: each file appears whole.
 smollm2: $(SMOLLM2)/config.json
 	$(RUN) experiments/ask.py --model=$(SMOLLM2) --max_new_tokens=48 "What is the capital of France?" \
 	  "Write a haiku about autumn rain." "What is 17 + 25?"
+
+# The model's success before its warm start is measured on the held-out tasks of the run, at the run's temperature.
+demo-smollm2: $(SMOLLM2)/config.json
+	$(RUN) experiments/main.py --config=configs/bfcl_smollm2.py --workdir=runs/demo_smollm2
+	@rm -f runs/demo_smollm2/as_downloaded.json
+	@echo "SmolLM2 as it was downloaded, on the held-out tasks of that run:"
+	$(RUN) experiments/evaluate.py --workdir=runs/demo_smollm2 --model=$(SMOLLM2) --benchmark=held_out \
+	  --temperature=1 --num_rollouts=2 --output=runs/demo_smollm2/as_downloaded.json
 
 # What was converted needs the GGUF file no more, nor a newer one.
 .SECONDARY: $(GGUF)/SmolLM2-135M-Instruct.Q4_1.gguf

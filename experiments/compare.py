@@ -86,7 +86,8 @@ def main(argv) -> None:
     if _ARMS.value == ["help"]:
         from coevolve_jax.comparison.arms import ARMS
 
-        sys.exit("\n".join(f"{name:>22}  {a.why}" for name, a in ARMS.items()))
+        print("\n".join(f"{name:>22}  {a.why}" for name, a in ARMS.items()))
+        return
     from coevolve_jax import preemption
 
     with preemption.exits(), preemption.handle_signals():

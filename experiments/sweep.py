@@ -38,6 +38,7 @@ _MACHINES = flags.DEFINE_integer(
 )
 _HOURS = flags.DEFINE_integer("hours", 24, "Time limit of a Slurm job.", lower_bound=1)
 _NAMES = flags.DEFINE_string("names", "coevolve-{}", "Names of the TPU VMs; {} is the number, from 0.")
+_PROJECT = flags.DEFINE_string("project", "PROJECT", "Google Cloud project of the TPU VMs.")
 _ZONE = flags.DEFINE_string("zone", "ZONE", "Zone of the TPU VMs.")
 _FOLDER = flags.DEFINE_string(
     "folder", "coevolve_jax", "Folder of this checkout on a TPU VM, relative to home."
@@ -71,8 +72,9 @@ def main(argv) -> None:
         print(SLURM.format(last=count - 1, hours=_HOURS.value, command=command))
     for i in range(0 if _ON.value == "slurm" else count):
         if _ON.value == "tpu":
-            there = shlex.quote(f"cd {_FOLDER.value} && {part(str(i))}")
-            print(f"gcloud compute tpus tpu-vm ssh {name_of(i)} --zone={_ZONE.value} --command={there} &")
+            there = shlex.quote(f"cd {_FOLDER.value} && PATH=~/venv-learner/bin:$PATH {part(str(i))}")
+            place = f"--project={_PROJECT.value} --zone={_ZONE.value}"
+            print(f"gcloud compute tpus tpu-vm ssh {name_of(i)} {place} --command={there} &")
         else:
             print(part(str(i)))
     print(after)

@@ -93,6 +93,23 @@ def test_shipped_files_are_found_from_everywhere_and_ones_own_come_first(tmp_pat
         config.load_file("configs/none.py")
 
 
+def test_what_shipped_configs_name_and_is_not_there_says_what_makes_it(tmp_path):
+    told = coevolve("train", "--config=bfcl_tin", f"--workdir={tmp_path / 'x'}")
+    assert told.returncode == 1 and "did you mean bfcl_tiny" in told.stderr
+    told = coevolve("train", "--config=nothing_like_it", f"--workdir={tmp_path / 'x'}")
+    assert "give one of configs/, or your own." in told.stderr
+    told = coevolve("show-prompt", "--model=nowhere/smollm2-135m-instruct")
+    assert told.returncode == 1 and "; `make smollm2` makes it." in told.stderr
+    assert shipped.made_by("models/other") == ""
+
+
+def test_an_example_is_found_from_everywhere(tmp_path):
+    told = coevolve(
+        "check-tools", "examples/shop.py:Shop", "--worlds=2", f"--out={tmp_path / 'page.html'}", cwd=tmp_path
+    )
+    assert told.returncode == 0 and "cancel_order" in (tmp_path / "page.html").read_text(), told.stderr
+
+
 def test_a_set_up_without_pip_says_what_to_run(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     command = [tmp_path / "bare" / "bin" / "python", ROOT / "experiments" / "set_up.py", "bfcl"]

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "envs.turns": ("types",),
     "envs.lockdown": (),
     "envs.family": ("types", "shipped", "names", "envs.base", "envs.remote"),
-    "envs.worker_process": ("types", "names", "envs.base"),
+    "envs.worker_process": ("types", "names", "shipped", "envs.base"),
     "envs.remote": ("types", "envs.worker_process"),
     "envs.worker": ("types", "envs.base", "envs.family"),
     "envs.worker_pool": ("types", "envs.base", "envs.calls", "envs.worker_process", "envs.ray_workers"),

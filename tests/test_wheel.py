@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 MODELS = [f"models/tiny_qwen3{kind}" for kind in ("", "_seldom", "_tau2", "_textworld", "_weak")]
-SOURCES = ("coevolve_jax", "experiments", "configs", "requirements", *MODELS)
+SOURCES = ("coevolve_jax", "experiments", "configs", "examples", "requirements", *MODELS)
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 SMALL = {
     "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2,

@@ -23,13 +23,13 @@
 #               SERVER_MEMORY       part of its chips' memory for weights and cache (0.7); an update needs
 #                                   room for a second copy of the weights
 #               SGLANG_JAX_REF      commit, tag or branch of sglang-jax (main)
+#               SHARED              folder for models, runs and pushed weights, the same on all hosts (/srv/coevolve)
 # shellcheck disable=SC2034  # the scripts that source this use what is set here
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-SHARED=${SHARED:-/srv/coevolve} # the same on all hosts: models, runs, pushed weights
 SETTINGS=(PROJECT ZONE TPU ACCELERATOR ENGINE SERVER_TPU SERVER_ACCELERATOR RUNTIME QUEUED SPOT VALID_FOR
-  NETWORK MODEL CONFIG RUN PORT SERVER_MEMORY SGLANG_JAX_REF)
+  NETWORK MODEL CONFIG RUN PORT SERVER_MEMORY SGLANG_JAX_REF SHARED)
 DRY_RUN=no YES=no
 ARGS=()
 
@@ -93,6 +93,7 @@ settings() {
   : "${QUEUED:=yes}" "${SPOT:=no}" "${VALID_FOR:=}" "${NETWORK:=default}" "${SERVER_TPU:=}" "${RUNTIME:=}"
   : "${CONFIG:=configs/bfcl_qwen3_4b.py}" "${RUN:=run}" "${MODEL:=}"
   : "${ENGINE:=sglang}" "${PORT:=30000}" "${SERVER_MEMORY:=0.7}" "${SGLANG_JAX_REF:=main}"
+  : "${SHARED:=/srv/coevolve}"
   need PROJECT my-project
   need ZONE us-east5-b
   need TPU coevolve
@@ -110,6 +111,8 @@ settings() {
     [[ -z $SERVER_TPU ]] ||
       die "SERVER_TPU is '$SERVER_TPU', but ENGINE=native needs no server; leave it empty, or set ENGINE=sglang."
   fi
+  VM=(bash coevolve_jax/tpu_scripts/vm.sh)
+  if [[ $SHARED != /srv/coevolve ]]; then VM=(env "SHARED=$SHARED" "${VM[@]}"); fi
   PLACE=(--project="$PROJECT" --zone="$ZONE")
   CHIPS=$(chips "$ACCELERATOR") HOSTS=$(hosts "$ACCELERATOR")
   [[ -n $CHIPS && -n $HOSTS ]] ||

@@ -63,6 +63,5 @@ for option in "${ARGS[@]}"; do
   esac
 done
 if [[ $MODEL == /* ]]; then FOLDER=$MODEL; else FOLDER=$SHARED/models/${MODEL##*/}; fi
-VM=(bash coevolve_jax/tpu_scripts/vm.sh)
 split
 for part in "${PARTS[@]}"; do "$part"; done

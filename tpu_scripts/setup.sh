@@ -26,7 +26,6 @@ for vm in $(vms); do
 done
 if [[ $CODE_ONLY == yes ]]; then exit; fi
 
-VM=(bash coevolve_jax/tpu_scripts/vm.sh)
 on "$TPU" 0 "${VM[@]}" share
 if [[ $HOSTS -gt 1 || -n $SERVER_TPU ]]; then
   ask LEARNER_IP gcloud compute tpus tpu-vm describe "$TPU" "${PLACE[@]}" \

@@ -13,6 +13,9 @@ for vm in $(vms); do
   if [[ $QUEUED == yes ]]; then
     run gcloud compute tpus queued-resources describe "$vm-request" "${PLACE[@]}" --format='yaml(state)'
   fi
-  run gcloud compute tpus tpu-vm describe "$vm" "${PLACE[@]}" --format='value(state,health)'
-  on "$vm" all bash coevolve_jax/tpu_scripts/vm.sh status "$RUN" "${PARTS[@]}"
+  # Until the queue has given it, the VM does not exist; until setup.sh, there is nothing on it to ask.
+  run gcloud compute tpus tpu-vm describe "$vm" "${PLACE[@]}" --format='value(state,health)' ||
+    { echo "$vm: not there yet"; continue; }
+  on "$vm" all "${VM[@]}" status "$RUN" "${PARTS[@]}" ||
+    echo "$vm: it tells nothing; setup.sh comes first"
 done

@@ -18,5 +18,5 @@ for part in learner server; do # the learner first, which would miss its server
   has "$part" || continue
   vm=$TPU
   if [[ $part == server ]]; then vm=${SERVER_TPU:-$TPU}; fi
-  on "$vm" all bash coevolve_jax/tpu_scripts/vm.sh stop "$part"
+  on "$vm" all "${VM[@]}" stop "$part"
 done

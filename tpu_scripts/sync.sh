@@ -15,7 +15,7 @@ for option in "${ARGS[@]}"; do
   what=all
 done
 archive=${TMPDIR:-/tmp}/coevolve_$RUN.tgz
-on "$TPU" 0 bash coevolve_jax/tpu_scripts/vm.sh pack "$RUN" "$what"
+on "$TPU" 0 "${VM[@]}" pack "$RUN" "$what"
 run gcloud compute tpus tpu-vm scp "$TPU:coevolve_run.tgz" "$archive" "${PLACE[@]}" --worker=0
 run mkdir -p "$ROOT/runs"
 run tar -xzf "$archive" -C "$ROOT/runs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -35,10 +36,9 @@ def parse_flags(argv: list[str]) -> list[str]:
         sys.exit(f"Error: {error}")
     except (OSError, SyntaxError, ImportError, NameError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-        sys.exit(
-            f"Error: --config names no config file that can be read ({why}): give one of configs/, or your "
-            "own."
-        )
+        near = " or ".join(map(shipped.like, re.findall(r"'([^']+)'$", why)))
+        meant = f"did you mean {near}" if near else "give one of configs/, or your own"
+        sys.exit(f"Error: --config names no config file that can be read ({why}): {meant}.")
 
 
 def _found(argv: list[str]) -> list[str]:

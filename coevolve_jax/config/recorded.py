@@ -30,7 +30,8 @@ def of_run(workdir: str | os.PathLike) -> ConfigDict:
     """
     if not (Path(workdir) / "config.json").exists():
         raise ValueError(
-            f"{workdir} holds no run (no config.json): give a --config to begin one, or the workdir of a run."
+            f"{workdir} holds no run (no config.json): name the workdir of a run, or begin one with a "
+            "--config."
         )
     return ConfigDict(filled(read(workdir)))
 

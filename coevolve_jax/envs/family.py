@@ -105,6 +105,8 @@ def _with_its_packages(function: Callable, name: str) -> Callable:
         except ModuleNotFoundError as error:
             ours = (shipped.ROOT / "requirements" / f"{name}.txt").is_file()
             remedy = f"{shipped.command('setup')} {name} installs it" if ours else "install it"
+            if name in shipped.APART:
+                remedy += f" for .{name}/bin/python, the interpreter to name in config.environment.python"
             raise ValueError(f"The environment {name!r} lacks a package ({error}): {remedy}.") from error
 
     return call

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 import coevolve_jax
-from coevolve_jax import names
+from coevolve_jax import names, shipped
 from coevolve_jax.envs.base import UNDER_WAY, allowance
 
 KEPT = 1 << 16  # bytes of a worker's standard error, the last ones; they are shown where it dies
@@ -114,7 +114,8 @@ class WorkerProcess:
         except OSError as error:
             raise ValueError(
                 f"config.environment.python is {self.python!r}, which cannot be started ({error.strerror}): "
-                f"name the Python interpreter that has the packages of the environment {self.family!r}."
+                f"name the Python interpreter that has the packages of the environment {self.family!r}"
+                f"{shipped.made_by(self.family)}."
             ) from None
         assert self.process.stdin and self.process.stdout and self.process.stderr  # they are pipes
         self._said = _Said(self.process.stderr)

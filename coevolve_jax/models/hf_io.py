@@ -108,7 +108,7 @@ def load_config(path: str | os.PathLike) -> ModelConfig:
     if not file.is_file():
         raise ValueError(
             f"{path} is not a Hugging Face model folder, for it has no config.json; pass a "
-            "folder with config.json and *.safetensors."
+            f"folder with config.json and *.safetensors{shipped.made_by(path)}."
         )
     try:
         data = json.loads(file.read_text())

@@ -763,8 +763,12 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     lines = [shlex.split(line.removesuffix("&")) for line in text.splitlines() if not line.startswith("#")]
     if on == "tpu":
         assert [words[5] for words in lines[:3]] == ["coevolve-0", "coevolve-1", "coevolve-2"]
+        assert all("--project=PROJECT" in words for words in lines[:3])
         there = [words[-1].removeprefix("--command=") for words in lines[:3]]
-        lines[:3] = [shlex.split(command.partition(" && ")[2]) for command in there]
+        words = [shlex.split(command.partition(" && ")[2]) for command in there]
+        # Where tpu_scripts have installed it: the VM's own Python has no JAX.
+        assert all(own[0] == "PATH=~/venv-learner/bin:$PATH" for own in words)
+        lines[:3] = [own[1:] for own in words]
     assert all(
         "--workdir=/shared/x y" in words and words[1] == "experiments/compare.py" for words in lines
     ), lines

@@ -130,6 +130,9 @@ def test_unknown_families_and_interpreters_are_named_in_one_sentence(tmp_path, m
         envs.load("half_family.empty")
     with pytest.raises(ValueError, match="environment.python is '/no/such/python', which cannot be started"):
         envs.load("bfcl", "/no/such/python").scenarios("train", {})
+    made = r"experiments/set_up.py textworld` makes .textworld/bin/python\.$"
+    with pytest.raises(ValueError, match=made):
+        envs.load("textworld", ".textworld/bin/no_python").scenarios("train", {})
 
 
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):

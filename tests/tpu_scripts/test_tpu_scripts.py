@@ -50,6 +50,7 @@ case "$*" in
   *"format=value(networkEndpoints"*) echo 10.0.0.7 ;;
   *"format=value(state.state)"*) echo "${STATE:-ACTIVE}" ;;
   *"delete ${FAILS:-nothing}"*) exit 1 ;;
+  *"tpu-vm describe ${ABSENT:-nothing} "*) exit 1 ;;
 esac
 [[ -n ${FAKE_VM:-} ]] || exit 0
 for word in "$@"; do
@@ -270,6 +271,26 @@ def test_settings_from_a_file(fakes, tmp_path):
         file.write_text(line + "\n")
         done = bash(SCRIPTS / "status.sh", f"--env={file}", setup=ONE_HOST, fakes=fakes, log=log)
         assert done.returncode == 1 and f"has the line '{line}'" in done.stderr
+
+
+def test_another_shared_folder_is_told_to_every_vm(fakes, tmp_path):
+    log, setup = tmp_path / "log", {**ONE_HOST, "SHARED": "/mnt/big disk"}
+    for name in ("setup", "launch", "status", "sync", "stop"):
+        done = bash(SCRIPTS / f"{name}.sh", "--dry-run", setup=setup, fakes=fakes, log=log)
+        assert done.returncode == 0, done.stderr
+        calls = [
+            line for line in done.stdout.splitlines() if "tpu_scripts/vm.sh" in line and "--command" in line
+        ]
+        assert calls and all("SHARED=" in call and "big disk" in call for call in calls), done.stdout
+        assert "/srv/coevolve" not in done.stdout
+
+
+def test_the_status_of_what_is_not_there_yet_is_said_and_the_next_is_asked(fakes, tmp_path):
+    log = tmp_path / "log"
+    done = bash(SCRIPTS / "status.sh", setup=SLICE, fakes=fakes, log=log, ABSENT="coevolve")
+    assert done.returncode == 0 and "coevolve: not there yet" in done.stdout, done.stderr
+    asked = log.read_text()
+    assert "server-request" in asked and "ssh server" in asked and "ssh coevolve" not in asked
 
 
 @pytest.mark.parametrize("answer", ["n\n", "", "\n"])

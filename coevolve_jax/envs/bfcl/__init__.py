@@ -64,7 +64,9 @@ def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
     """
     from coevolve_jax.envs.bfcl import benchmark, single_turn
 
-    settings = settings or {}
+    settings, known = settings or {}, (*benchmark.SPLITS, "all")
+    if split not in known:
+        raise ValueError(f"Unknown split {split!r}: use one of {', '.join(known)}.")
     keep = sorted(range(200) if split == "all" else benchmark.split(split))
     documents = "official" if settings.get("protocol") else ""
     names = dict.fromkeys(SHORT.get(n, n) for n in settings.get("categories") or MULTI_TURN[:1])

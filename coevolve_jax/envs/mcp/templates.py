@@ -19,8 +19,9 @@ def root(settings: Mapping[str, Any]) -> Path:
     path = Path(settings.get("template", ""))
     if not settings.get("template") or not path.is_dir():
         raise ValueError(
-            f"config.environment.template is {settings.get('template', '')!r}: name a folder with the files "
-            "that a world begins with, or with the folders train, development and test."
+            f"config.environment.template is {settings.get('template', '')!r}, which is no folder here: name "
+            "one with the files that a world begins with, or with the folders train, development and test "
+            "(examples/mcp_shop.py makes runs/mcp_shop)."
         )
     return path
 

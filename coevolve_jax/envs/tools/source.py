@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from coevolve_jax import shipped
 from coevolve_jax.envs.tools.schema import Unfit, schema
 from coevolve_jax.envs.tools.state import NoState, attributes_of, plain, writable
 
@@ -139,6 +140,7 @@ def find(where: str) -> str:
     """Returns the path of the file that a source names. Raises Refused where there is none."""
     if where.endswith(".py") or os.sep in where:
         path = where if where.endswith(".py") else f"{where}.py"
+        path = shipped.file(path)
         if not os.path.isfile(path):
             raise Refused(f"{KEY} names the file {where}, which does not exist in {os.getcwd()}.")
         return os.path.abspath(path)
