@@ -105,7 +105,7 @@ class WebRL(Static):
             variant(failed[i], operator, lab.scenarios, rng, f"webrl/{step}/{failed[i].id}/{operator}")
             for i in rng.permutation(len(failed))
             for operator in OPERATORS
-            if possible(failed[i], operator, c.data.min_calls, c.data.max_calls)
+            if possible(failed[i], operator, c.data.min_calls, c.data.max_calls, c.data.max_turns)
         ]
         drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
         values = {task.id: value(critic, self._features(task)) for task in drafts}
