@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
 
 from ml_collections import ConfigDict
@@ -43,7 +44,7 @@ def ignores(config: ConfigDict) -> frozenset[str]:
     """The keys in IGNORES of the strategy's module that have no effect (strategies/base.py)."""
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
     told = getattr(module, "IGNORES", {})
-    return frozenset(key for key, setting in told.items() if not setting or config.strategy[setting])
+    return _in_use(told, config)
 
 
 def needs(config: ConfigDict) -> frozenset[str]:
@@ -52,12 +53,17 @@ def needs(config: ConfigDict) -> frozenset[str]:
     Raises ValueError for one that there is not.
     """
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
-    told = frozenset(getattr(module, "NEEDS", ()))
-    if unknown := sorted(told - set(SERVICES)):
+    told = getattr(module, "NEEDS", ())
+    if unknown := sorted(set(told) - set(SERVICES)):
         raise ValueError(
             f"NEEDS of {module.__name__} names {unknown[0]!r}: the services are {', '.join(SERVICES)}."
         )
-    return told
+    return _in_use(told, config) if isinstance(told, Mapping) else frozenset(told)
+
+
+def _in_use(told: Mapping[str, str], config: ConfigDict) -> frozenset[str]:
+    """The names whose setting of the strategy is on, and those whose setting is ""."""
+    return frozenset(name for name, setting in told.items() if not setting or config.strategy[setting])
 
 
 def scheduled(config: ConfigDict) -> bool:

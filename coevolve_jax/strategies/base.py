@@ -23,6 +23,8 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     queries   tasks of D_t with `Task.is_query`: held-out ones without reference calls, whose rollouts always
               have reward 0 (config.evaluation.queries above 0)
 
+NEEDS may map a service to the setting of the method that asks for it ("": always).
+
 A module may map in `IGNORES` the keys of config.data that have no effect, since the method decides them
 itself, to the setting of its own that makes it so ("": always).
 

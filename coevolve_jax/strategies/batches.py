@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from coevolve_jax.grpo.advantages import drop_zero_variance
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Roll
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Task, spread
+from coevolve_jax.types import GIVEN, Group, Task, spread
 
 
 def collect_batch(
@@ -86,6 +87,19 @@ def by_variance(config: ConfigDict) -> Callable[[TaskPool], np.ndarray]:
     """Odds of the tasks by p (1 - p), whatever config.data.sampling says: `weights` of `collect_batch`."""
     rule = ConfigDict({"data": {**config.data.to_dict(), "sampling": "variance"}})
     return lambda tasks: sampling_weights(rule, tasks.rows)
+
+
+def keeping_share(order: Iterable[Task], places: Iterable[Task]) -> list[Task]:
+    """Takes the first tasks of an order, as many evolved and as many given ones as hold the places.
+
+    So a method that puts other tasks into a batch keeps the share of evolved tasks that was drawn.
+    """
+    left, taken = Counter(task.lineage.kind in GIVEN for task in places), []
+    for task in order:
+        if left[given := task.lineage.kind in GIVEN]:
+            left[given] -= 1
+            taken.append(task)
+    return taken
 
 
 def category(task: Task, names: str) -> str:

@@ -5,7 +5,8 @@ and misses give each tool's success rate p. Only the first visits to a task coun
 task, and succeeds with tools that it still gets wrong elsewhere.
 
 Budget: tools are drawn in proportion to a power of p (1 - p), so neither mastered nor hopeless tools take it.
-Several different tools come before any comes again, so one weakness does not hide the others.
+Several different tools come before any comes again, so one weakness does not hide the others. Where all
+attempts missed, or none did, nothing tells the tools apart: all on offer weigh the same.
 
 Tasks: a task made for a tool has to call it. If a scenario gives no such task, another scenario is explored.
 """
@@ -23,7 +24,7 @@ from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
-from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
+from coevolve_jax.strategies.growth import actions_on_offer, solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Group, Task, Trajectory
 
@@ -83,6 +84,8 @@ class Blame(static.Static):
             return None
         rng = rng_for(c.seed, "evolve", step)
         weights = tool_weights(self._tools, c.strategy.sharpness, c.strategy.chasing)
+        if not any(weights.values()):  # all attempts missed, or none did
+            weights = dict.fromkeys(actions_on_offer(lab), 1.0)
         tools = draw(weights, c.evolution.tasks, c.strategy.breadth, rng)
         return synthesize_for_tools(
             lab, tools, "blame", wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,

@@ -2,9 +2,10 @@
 
 Source: the paper and the authors' code. A task's informativeness is the gap between its best rollout and the
 others. Min-max-normalised over the tasks visited since the last evolution, it gives the odds, without
-replacement, of being a parent. Each parent is evolved four times. Batches mix new tasks with old ones.
+replacement, of being a parent. Each parent gets up to four variants, those that config.data allows. Batches
+mix new tasks with old ones.
 
-Faithful: the gap, the choice of parents, four variants of each, the mix.
+Faithful: the gap, the choice of parents, up to four variants of each, the mix.
 
 Missing: a language model rewrites the parents in the paper. Here they get one call more, other arguments,
 another scene or another turn, and the explorer's words. The solver learns by GRPO instead of DPO.
@@ -66,7 +67,7 @@ class Eva(Static):
             variant(lab.tasks[id], operator, lab.scenarios, rng, f"eva/{step}/{id}/{operator}")
             for id in parents(recent, rng)
             for operator in OPERATORS
-            if possible(lab.tasks[id], operator, c.data.min_calls, c.data.max_calls)
+            if possible(lab.tasks[id], operator, c.data.min_calls, c.data.max_calls, c.data.max_turns)
         ]
         wanted = c.evolution.tasks
         return synthesize_in_turn(lab, contexts, wanted=wanted, kind="signal", step=step, rng=rng)

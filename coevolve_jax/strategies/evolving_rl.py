@@ -7,8 +7,9 @@ groups mix skills, so GRPO compares them too. The source itself is not trained o
 
 Here the extractor is a softmax over what of the success to tell (synthesis/knobs.py): its last one, two or
 three actions, the one where failures leave it, all of them out of order, or nothing. Tasks are near if their
-actions overlap. At evaluation nobody knows these, so the words of the queries decide, and the extractor takes
-its likeliest skill.
+actions overlap. Each takes the place of a task that was drawn, an evolved one that of an evolved one. At
+evaluation nobody knows the actions, so the words of the queries decide, and the extractor takes its likeliest
+skill.
 
 Read against the authors' code. Faithful: rewards on other tasks, groups of different skills, one baseline for
 each source. Missing: the extractor writes no text, shares no weights with the solver, and has no entropy
@@ -27,7 +28,7 @@ from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints
 from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least, check_rolled_once
-from coevolve_jax.strategies.batches import sampling_weights
+from coevolve_jax.strategies.batches import keeping_share, sampling_weights
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
@@ -73,23 +74,24 @@ class EvolvingRL(Static):
         drawn = {
             t.id: t for t in tasks.draw(size, rng, min_evolved_share=c.data.min_evolved_share, weights=odds)
         }
-        chosen: dict[str, Task] = {}
+        places, chosen = list(drawn.values()), dict[str, Task]()
         self._sources, self._skills = {}, {}
-        sources = [t for t in drawn.values() if t.id in self._episodes][: math.ceil(size / each)]
+        sources = [t for t in places if t.id in self._episodes][: math.ceil(size / each)]
         apart = {t.id for t in sources if own.crossed}
         usable = [
             t for t, weight in zip(tasks, odds(tasks.rows), strict=True) if weight and t.id not in apart
         ]
-        for source in sources:
+        for i, source in enumerate(sources):
             others = [t for t in usable if t.id not in chosen]
             order = sorted(others, key=lambda t: (-hints.overlap(t.actions, source.actions), rng.random()))
-            tried = order[:each] if own.crossed else [source]
+            near = keeping_share(order, places[i * each : (i + 1) * each])
+            tried = near if own.crossed else [source]
             chosen |= {t.id: t for t in tried}
             self._sources |= dict.fromkeys([t.id for t in tried], source.id)
             skills = self._extractor.sample(c.rollout.group_size, rng)
             self._skills[source.id] = [d["skill"] for d in skills]
         rest = sorted((t for id, t in drawn.items() if id not in chosen), key=lambda t: t.id in apart)
-        batch = [*chosen.values(), *rest][:size]  # a source only where there are too few others
+        batch = keeping_share([*chosen.values(), *rest], places)  # a source only where others are too few
         return roll(batch, c.rollout.group_size, hints=self._trial)
 
     def _trial(self, task: Task, rollout_index: int) -> Hint | None:

@@ -12,6 +12,9 @@ Source: the paper and the authors' code, with its three axes.
   deviations * std of the grades is replaced by one of the same actions with other arguments, which the model
   words anew. The calls cannot stay: D_t holds a task once, whatever its words.
 
+A task of other actions, which exploration gives where it cannot follow its plan, replaces none: it is refused
+as "other_calls".
+
 Missing: a model that simplifies, and without a language model the third axis. The paper's set keeps its
 size. Ours keeps retired tasks at weight 0, and grows by the siblings.
 """
@@ -35,6 +38,7 @@ from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.similarity import CountCosines
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.synthesis.variants import variant
 from coevolve_jax.types import Group, Task
 
@@ -97,8 +101,13 @@ class Middo(Static):
             variant(t, operator, lab.scenarios, rng, f"middo/{step}/{t.id}/{what}")
             for t, operator, what in wanted
         ]
-        limit = c.evolution.tasks
-        return synthesize_in_turn(lab, contexts, wanted=limit, kind="signal", step=step, rng=rng)
+
+        def admit(made: Sequence[Task]) -> list[Verdict]:
+            fit = [replaces(t, lab.tasks[t.lineage.parent or ""]) for t in made]
+            return [Verdict(None if fits else "other_calls") for fits in fit]
+
+        how = dict(kind="signal", step=step, rng=rng, admit=admit)
+        return synthesize_in_turn(lab, contexts, wanted=c.evolution.tasks, **how)
 
     def to_json(self) -> dict:
         return {**super().to_json(), "losses": dict(self._losses), "grades": dict(self._grades)}
@@ -112,6 +121,16 @@ def in_use(tasks: TaskPool) -> np.ndarray:
     made = [(t.lineage.parent, (t.lineage.context or "").split("/")) for t in tasks]
     replaced = {id for id, born in made if born[0] == "middo" and born[-1] in REPLACING}
     return np.array([float(task.id not in replaced) for task in tasks])
+
+
+def replaces(child: Task, parent: Task) -> bool:
+    """Whether a task may replace its parent: an easier one has a part of its actions, a better one has all.
+
+    A sibling, which replaces none, may have any.
+    """
+    own, wanted = Counter(child.actions), Counter(parent.actions)
+    fits = {"easier": own <= wanted, "better": own == wanted}
+    return fits.get((child.lineage.context or "").split("/")[-1], True)
 
 
 def too_hard(losses: Mapping[str, Sequence[float]], deviations: float) -> set[str]:

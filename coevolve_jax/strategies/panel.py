@@ -33,7 +33,7 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
-NEEDS = frozenset({"probe"})
+NEEDS = frozenset({"fresh", "probe"})
 IGNORES = {"data.sampling": "odds"}
 FIDELITY = "F: a method of ours, whose whole definition is this file."
 DEFAULTS = {

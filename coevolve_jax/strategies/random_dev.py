@@ -1,7 +1,8 @@
 """The control for methods that measure on a goal set: random growth, and the goal set joins the training set.
 
-The goal set has one task for each action. The first evolution makes it, in scenarios set apart, and D_t takes
-it beside the tasks of `random`. What such a method gains over this arm is not gained by the extra tasks.
+The goal set has one task for each action. The first evolution of a D_t without one makes it, in scenarios set
+apart, and D_t takes it beside the tasks of `random`. What such a method gains over this arm is not gained by
+the extra tasks.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def make(config: ConfigDict, state: Mapping | None = None) -> Static:
 def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     if not evolves(config, step):
         return None
+    lacks = all(task.lineage.kind != "goal" for task in lab.tasks)
     chosen, rng = goal_actions(config, lab, config.strategy.goals, step)  # before D_t grows
     grown = synthesize_freely(config, step, lab)
-    if grown and step == schedule.evolutions(config)[0]:
+    if grown and lacks:
         grown.add(
             synthesize_for_tools(
                 lab, chosen, "goal", scenarios=set_apart(config, lab)[1], wanted=len(chosen), kind="goal",

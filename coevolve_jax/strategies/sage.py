@@ -1,8 +1,9 @@
 """SAGE (arXiv 2512.17102): a skill from one task of a chain is paid if it helps to solve the next.
 
-Chain: two tasks that call many actions alike, in one scenario where there are such. Rollout i of the second
-is offered a tool that is cut from rollout i of the first, if that succeeds: its calls of the actions that
-both tasks call, with their arguments as parameters (types.Macro). The rewards are
+Chain: two tasks that call many actions alike, in one scenario where there are such. The second takes the
+place of a task that was drawn, an evolved one that of an evolved one. Its rollout i is offered a tool that is
+cut from rollout i of the first, if that succeeds: its calls of the actions that both tasks call, with their
+arguments as parameters (types.Macro). The rewards are
 
     R1 = r1 + [r1 = 1] [r2 = 1] [the second used the skill],   R2 = r2 + [r2 = 1] [it used the skill],
 
@@ -24,7 +25,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints
 from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least, check_rolled_once, must_be
-from coevolve_jax.strategies.batches import sampling_weights
+from coevolve_jax.strategies.batches import keeping_share, sampling_weights
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -62,14 +63,16 @@ class Sage(Static):
         size, k = c.rollout.tasks_per_step, c.rollout.group_size
         odds = lambda rows: sampling_weights(c, rows)
         share = c.data.min_evolved_share
-        firsts = tasks.draw((size + 1) // 2, rng, min_evolved_share=share, weights=odds)
+        drawn = [*{t.id: t for t in tasks.draw(size, rng, min_evolved_share=share, weights=odds)}.values()]
+        firsts, places = drawn[: (size + 1) // 2], drawn[(size + 1) // 2 :]
         taken, seconds = {t.id for t in firsts}, []
         usable = {t.id for t, weight in zip(tasks, odds(tasks.rows), strict=True) if weight}
-        for first in firsts[: size // 2]:
+        usable |= {t.id for t in places}  # so each place finds a task of its kind
+        for first, place in zip(firsts, places):
             others = [t for t in tasks if t.id in usable - taken]
-            order = sorted(others, key=lambda t, a=first: (*like(a, t), rng.random()))
-            seconds += order[-1:]
-            taken |= {t.id for t in order[-1:]}
+            order = sorted(others, key=lambda t, a=first: (*like(a, t), rng.random()), reverse=True)
+            seconds += keeping_share(order, [place])
+            taken |= {t.id for t in seconds}
         before = roll(firsts, k)
         came = {second.id: group for second, group in zip(seconds, before)}
         after = roll(seconds, k, hints=lambda task, m: self._offer(came[task.id], task, m)) if seconds else []

@@ -7,6 +7,7 @@ Types of a failed rollout, from its calls against the task's reference, the firs
 
     limit            a limit of tokens, steps or context cut it, or a call that took too long
     malformed        a text that is no call
+    ungraded         the task has no reference calls, by which the rest is told
     missing_call     it ended before the first reference call that it does not make
     wrong_arguments  it makes a call to that tool later, with other arguments
     wrong_tool       it makes other calls instead
@@ -100,6 +101,8 @@ def failure(task: Task, t: Trajectory) -> str:
         return "limit"
     if any(s.call is None for s in t.steps):
         return "malformed"
+    if not task.calls:
+        return "ungraded"
     made = [(signature(s.call), s.call.name, s.error) for s in t.steps if s.call is not None]
     for call in task.calls:
         alike = [i for i, (line, _, _) in enumerate(made) if line == signature(call)]

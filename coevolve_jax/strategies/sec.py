@@ -8,7 +8,9 @@ where r_a is the mean |advantage| of the arm's rollouts. A group whose rewards a
 where the learner skips it. Each place of a batch draws an arm by softmax(Q / tau), then a task uniformly.
 
 Faithful: the bandit, its reward, and the fading of absent arms, which only the code has. Growth is that of
-`random`, on purpose: at equal seeds both have the same D_t and differ in odds alone.
+`random`, on purpose: at equal seeds both have the same D_t. They differ in odds, and in what is reserved:
+`random` keeps data.min_evolved_share of each batch for evolved tasks, SEC nothing. With
+data.min_evolved_share=0 they differ in odds alone.
 
 Departs: as the tasks of an arm are drawn, its odds in the rest of the batch fall a little.
 """

@@ -5,8 +5,8 @@ example is the task with the calls up to where the rollout leaves a success, or 
 
 Tasks: skills are drawn by count and weight. A draft repeats an example's calls, and then has to call what was
 missed. The influence of its rollouts on those of a trusted set, made in scenarios set apart, chooses the
-drafts for D_t. The weight of a skill is 1, then 1 plus the mean influence of its last drafts. A language
-model, where one explores, words each skill once for its drafts.
+drafts for D_t, the best of those above 0. The weight of a skill is 1, then 1 plus the mean influence of its
+last drafts. A language model, where one explores, words each skill once for its drafts.
 
 No code was found. Faithful: from traces to skills to validated tasks, and the gradient as judge. Missing: a
 language model as generator that earns the influence; here it chooses drafts. At our sizes it hardly repeats
@@ -35,12 +35,12 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Call, Context, Group, Step, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
-NEEDS = frozenset({"probe", "ask", "influence"})
+NEEDS = {"ask": "", "probe": "influence", "influence": "influence"}
 FIDELITY = "P: skills are distilled by rules, and the gradient chooses drafts where it trains a generator."
 DEFAULTS = {
     "memory": 0.95,  # decay of the skills' counts per GRPO step
     "drafts": 2.0,  # drafts for each place of an evolution
-    "influence": True,  # the best aligned drafts; False: the first ones, without probes or a trusted set
+    "influence": True,  # the best aligned drafts above 0; False: the first, without probes or a trusted set
     "preconditioned": False,  # compare the plain gradient; True: the direction of Adam's step
     "probe": 4,  # rollouts of each draft, whose gradients are scored
     "goal": 24,  # tasks of the trusted set
@@ -100,7 +100,7 @@ class Socratic(Static):
         self._reweigh({context.id: key for key, context in asked}, list(drafts), scores)
         trusted = lab.tasks.fresh()
         trusted.add(self._goal)
-        ranked = unseen(trusted, sorted(drafts, key=lambda t: -scores[t.id]))
+        ranked = unseen(trusted, sorted([t for t in drafts if scores[t.id] > 0], key=lambda t: -scores[t.id]))
         solved = {g.task.id: p for g in groups if (p := solve_rate(g)) is not None}
         return total.adopting(adopt_first(lab, ranked, wanted, kind="signal", solved=solved), lab.tasks)
 

@@ -58,10 +58,8 @@ class StepCredit:
         return credited(self._config, self._grpo.compute_advantages(groups), groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        found = self._grpo.observe(step, groups)
-        told = [
-            a for g in groups for own in message_advantages(g, 1.0, self._config.strategy.anchor) for a in own
-        ]
+        found, own = self._grpo.observe(step, groups), self._config.strategy
+        told = [a for g in groups for row in message_advantages(g, own.discount, own.anchor) for a in row]
         return StepReport({**found.counts, "messages_told_apart": sum(a != 0 for a in told)}, found.rows)
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:

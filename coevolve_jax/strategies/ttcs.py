@@ -112,7 +112,7 @@ class TTCS(Static):
         contexts = {
             i: variant(task, knobs["operator"], lab.scenarios, rng, f"ttcs/{step}/{i}")
             for i, (task, knobs) in enumerate(zip(sources, drawn, strict=True))
-            if possible(task, knobs["operator"], c.data.min_calls, c.data.max_calls)
+            if possible(task, knobs["operator"], c.data.min_calls, c.data.max_calls, c.data.max_turns)
         }
         drafts, made = draft(lab, list(contexts.values()), step=step, rng=rng)
         groups = {g.task.lineage.context: g for g in lab.probe(list(drafts), own.probe, step)}

@@ -9,7 +9,8 @@ The critic is a logistic regression on a task's number of calls, its turns and i
 the first visit to each task, by stochastic gradient descent. Later visits would flatter it.
 
 Replay: the latest successes, one of each task, whose mean token probability (geometric) lies in a band. So
-the policy neither knows them by heart nor finds them strange. They enter as cross-entropy.
+the policy neither knows them by heart nor finds them strange. They enter as cross-entropy. A task leaves when
+a visit has successes above the band and none within.
 
 Faithful: growth from failures, the critic's band, the filter of replay.
 
@@ -75,19 +76,22 @@ class WebRL(Static):
         ]
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        kept = {t.task_id: t for t in self._kept}
+        kept, in_band = {t.task_id: t for t in self._kept}, 0
         for group in groups:
             if (p := solve_rate(group)) is not None and group.task.id not in self._seen:
                 self._seen.add(group.task.id)
                 fit(self._critic, self._features(group.task), p, self._config.strategy.critic_rate)
-            won = [t for t in group.valid if t.outcome.success and KNOWN[0] < probability(t) <= KNOWN[1]]
-            if won:
-                kept.pop(group.task.id, None)  # the latest come last
-                kept[group.task.id] = _from_json(_to_json(won[0]))
+            won = [(t, probability(t)) for t in group.valid if t.outcome.success]
+            within = [t for t, p in won if KNOWN[0] < p <= KNOWN[1]]
+            in_band += len(within)
+            if within or any(p > KNOWN[1] for _, p in won):
+                kept.pop(group.task.id, None)  # known by heart by now, or the latest come last
+            if within:
+                kept[group.task.id] = _from_json(_to_json(within[0]))
         size = self._config.strategy.replay
         self._kept = list(kept.values())[-size:] if size else []
         found = super().observe(step, groups)
-        return StepReport({**found.counts, "replay": len(self._kept)}, found.rows)
+        return StepReport({**found.counts, "replay": len(self._kept), "in_band": in_band}, found.rows)
 
     def _features(self, task: Task) -> dict[str, float]:
         most = self._config.data.max_calls
@@ -105,7 +109,7 @@ class WebRL(Static):
             variant(failed[i], operator, lab.scenarios, rng, f"webrl/{step}/{failed[i].id}/{operator}")
             for i in rng.permutation(len(failed))
             for operator in OPERATORS
-            if possible(failed[i], operator, c.data.min_calls, c.data.max_calls)
+            if possible(failed[i], operator, c.data.min_calls, c.data.max_calls, c.data.max_turns)
         ]
         drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
         values = {task.id: value(critic, self._features(task)) for task in drafts}

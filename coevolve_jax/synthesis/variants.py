@@ -16,8 +16,10 @@ from coevolve_jax.types import Context, Task
 OPERATORS = ("drop_call", "add_call", "other_arguments", "other_scene", "new_turn")
 
 
-def possible(task: Task, operator: str, least: int, most: int) -> bool:
-    """Whether an operator's variant of a task has at least `least` and at most `most` calls."""
+def possible(task: Task, operator: str, least: int, most: int, turns: int) -> bool:
+    """Whether an operator's variant of a task has `least` to `most` calls, and at most `turns` user turns."""
+    if operator == "new_turn" and len(task.turns) >= turns:
+        return False
     count = len(task.calls) + {"drop_call": -1, "add_call": 1, "new_turn": 1}.get(operator, 0)
     return least <= count <= most
 

@@ -1,5 +1,6 @@
 """Memories and requests of the methods when D_t evolves, beside slow references over random histories."""
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -18,7 +19,7 @@ from coevolve_jax.strategies.growth import solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Verdict
-from coevolve_jax.types import Evidence, Group, Signal, Task
+from coevolve_jax.types import Call, Evidence, Group, Signal, Step, Task, Turn
 from tests.strategies.test_comparable import settings_of
 from tests.support.step_cases import a_rollout, a_task, as_, some_groups
 
@@ -134,11 +135,13 @@ def test_blame_remembers_the_first_visits_and_lets_them_fade(
         p = (n - misses + 4 * mean) / (n + 4)  # four attempts of the mean tool
         weights[tool] = (1 - p) ** sharpness if chasing else (p * (1 - p)) ** sharpness
     lab, luck, drawn = Lab(), rng_for(config.seed, "evolve", last), []
-    names = [tool for tool in sorted(weights) if weights[tool] > 1e-12]
     assert blame.tool_weights(strategy._tools, sharpness, chasing) == pytest.approx(weights, abs=1e-12)
     if any(0 < w < 1e-9 for w in weights.values()):  # rounding decides
         return
-    while names and len(drawn) < 9:
+    names = [tool for tool in sorted(weights) if weights[tool] > 1e-12]
+    if not names:  # nothing tells the tools apart
+        names, weights = list("abcdef"), dict.fromkeys("abcdef", 1.0)
+    while len(drawn) < 9:
         share = np.array([weights[name] for name in names])
         size = min(breadth, len(names), 9 - len(drawn))
         drawn += rng_choice(luck, names, size, share / share.sum())
@@ -146,6 +149,20 @@ def test_blame_remembers_the_first_visits_and_lets_them_fade(
     ((contexts, how),) = lab.asked
     assert [c.must for c in contexts] == [(tool,) for tool in drawn]
     assert {c.signal for c in contexts} <= {"blame"} and how["kind"] == "signal" and how["wanted"] == 9
+
+
+@pytest.mark.parametrize("won", [False, True])
+def test_blame_explores_all_that_is_on_offer_where_every_attempt_ends_alike(won):
+    config = settings_of("blame", **{"steps": 40, "evolution.every": 1, "evolution.tasks": 12})
+    strategy, task = build.strategy(config), Task("t", "made_up", {}, (Turn("q", (Call("a", {"x": 0}),)),))
+    steps = [Step(0, "a", call, "", False) for call in task.calls * won]
+    rollout = dataclasses.replace(a_rollout(np.random.default_rng(0), task, 0), steps=tuple(steps))
+    strategy.observe(0, [Group(task, (as_(rollout, float(won), True),))])
+    assert strategy.to_json()["tools"] == {"a": [1.0, float(not won)]}
+    lab = Lab()
+    strategy.evolve(1, lab)
+    ((contexts, _),) = lab.asked
+    assert Counter(c.must[0] for c in contexts) == dict.fromkeys("abcdef", 2)
 
 
 def rng_choice(rng, names, size, shares):

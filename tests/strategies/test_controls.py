@@ -94,6 +94,14 @@ def test_random_dev_is_random_and_one_goal_for_each_action_once(goals):
         build.strategy(config_of("random_dev", goals=-1))
 
 
+def test_a_fork_to_random_dev_makes_its_goals_at_its_own_first_evolution():
+    start, few = a_pool(a_task("t", "tool_0")), {"evolution.tasks": 4}
+    forked = grown("random", start, FOUR[:2], **few).tasks
+    lab = grown("random_dev", forked, FOUR[2:], **few)
+    assert [t.lineage.step for t in born(lab.tasks, "goal")] == [FOUR[2]] * 8
+    assert Counter(t.lineage.step for t in born(lab.tasks, "random")) == dict.fromkeys(FOUR, 4)
+
+
 def test_the_goals_of_random_dev_do_not_depend_on_what_it_grows():
     """In a family with patterns of its own, a new task brings new actions."""
     own = dataclasses.replace(a_task("t", "do", "do"), patterns=("go north", "take key"))

@@ -55,6 +55,17 @@ def test_a_parent_with_the_most_calls_has_only_variants_that_are_no_longer():
     assert {c.signal for c in lab.contexts} == {"other_arguments", "other_scene"}
 
 
+def test_a_parent_with_the_most_turns_has_no_variant_with_one_more():
+    for name, most, more in (("eva", 2, False), ("eva", 3, True), ("webrl", 2, False), ("webrl", 3, True)):
+        config = config_of(name, **{"data.max_turns": most})
+        tasks = a_pool(*(a_task(f"t{i}", "tool_0", "tool_1", turns=2) for i in range(2)))
+        strategy, lab = build.strategy(config), Lab(config, tasks)
+        strategy.observe(4, [a_group(t, 1, 0, 0) for t in tasks])
+        tasks.record({t.id: 0.3 for t in tasks})
+        strategy.evolve(4, lab)
+        assert lab.contexts and more == ("new_turn" in {c.signal for c in lab.contexts})
+
+
 def test_only_visits_since_the_last_evolution_count_and_without_a_gap_nothing_is_born():
     assert evolved([1, 0, 5], at=0)[1].added == 4
     for solved, at in (([1, 0, 5], -1), ([0, 5, 5], 4)):

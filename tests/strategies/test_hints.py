@@ -266,6 +266,31 @@ def test_no_source_of_a_step_is_in_its_batch_and_no_retired_task():
         assert not batch & strategy._skills.keys() and not batch & {t.id for t in tasks[12:]}
 
 
+@pytest.mark.parametrize("size, share", [(6, 0.5), (7, 0.5), (8, 0.25), (5, 0.75)])
+@pytest.mark.parametrize(
+    "name, own", [("evolving_rl", {}), ("evolving_rl", {"crossed": False}), ("sage", {})]
+)
+def test_batches_hold_as_many_evolved_tasks_as_those_of_random(name, own, size, share):
+    """The tasks nearest to any other are given ones, and all sources are."""
+    given = [a_task(f"o{i}", "a", "b") for i in range(30)]
+    evolved = [a_task(f"n{i}", "a", "b", "c", f"end_{i}", kind="random") for i in range(10)]
+    pool = a_pool(*given, *evolved)
+    changes = {"rollout.tasks_per_step": size, "rollout.group_size": 2, "data.min_evolved_share": share}
+    strategy, random = (
+        build.strategy(config_of(n, **changes, **w)) for n, w in ((name, own), ("random", {}))
+    )
+    strategy.observe(0, [a_group(t, True, True) for t in given])
+    tried = 0
+    for step in range(1, 12):
+        batch, plain = (
+            [g.task.id for g in s.collect(step, pool, Rolls(lambda t: 1.0))] for s in (strategy, random)
+        )
+        new = sum(id[0] == "n" for id in batch)
+        assert len(set(batch)) == size and new == sum(id[0] == "n" for id in plain) >= share * size
+        tried += new if name == "sage" else len(strategy._skills)
+    assert tried
+
+
 # SAGE's chains
 
 

@@ -53,6 +53,43 @@ def test_a_task_that_failed_at_both_visits_is_replaced_by_one_with_a_call_less()
     assert not run((0, 1), deviations=9.0, **few)[0].contexts  # the idea switched off
 
 
+def test_a_task_stays_in_use_where_exploration_cannot_follow_its_plan():
+    """Then tasks of other calls come of the context, as many as were asked for."""
+
+    class Astray(Lab):
+        def _add(self, contexts, request, into):
+            return super()._add([dataclasses.replace(c, plan=self.made) for c in contexts], request, into)
+
+    config = config_of("middo", lonely=0.0, **{"rollout.tasks_per_step": 3})
+    for made, fits in (
+        (("tool_1", "tool_0"), True),
+        (("tool_0", "tool_0"), False),
+        (("tool_2", "tool_7"), False),
+        (("tool_6", "tool_7"), False),
+    ):
+        lab = Astray(config, a_pool(*(a_task(f"t{i}", *NAMES) for i in range(10))))
+        strategy, lab.made = build.strategy(config), made
+        for visit in (0, 1):
+            strategy.observe(visit, [a_group(t, t.id != "t0", t.id != "t0") for t in lab.tasks])
+        assert strategy.evolve(4, lab).added == len(lab.tasks) - 10 == fits
+        drawn = {g.task.id for s in range(60) for g in strategy.collect(s, lab.tasks, Rolls(lambda t: 0.5))}
+        assert ("t0" in drawn) != fits
+
+
+def test_a_better_task_has_the_same_actions_and_a_sibling_may_have_any():
+    parent = a_task("t0", "a", "b", "b")
+    for what, names, fits in (
+        ("better", "bab", True),
+        ("better", "ab", False),
+        ("better", "aab", False),
+        ("easier", "bb", True),
+        ("easier", "aa", False),
+        ("sibling", "xy", True),
+    ):
+        lineage = Lineage("signal", parent="t0", context=f"middo/4/t0/{what}")
+        assert middo.replaces(dataclasses.replace(a_task("child", *names), lineage=lineage), parent) == fits
+
+
 def test_the_bound_is_that_of_both_visits():
     rng = np.random.default_rng(0)
     for _ in range(50):

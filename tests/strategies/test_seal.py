@@ -35,6 +35,14 @@ def test_every_failure_has_its_type(kind):
     assert seal.failure(TASK, a_rollout(TASK, 0, True, TYPES[kind][0])) == ""
 
 
+def test_a_failure_without_a_reference_is_of_no_type_that_asks_for_one():
+    bare = TASK.without_calls()
+    for kind in TYPES:
+        told = kind if kind in ("limit", "malformed") else "ungraded"
+        assert seal.failure(bare, failed(kind, task=bare)) == told
+        assert seal.failure(bare, a_rollout(bare, 0, True, TYPES[kind][0])) == ""
+
+
 def test_a_refused_call_that_is_made_again_is_no_error():
     steps = [A, a_step("b", 1, True), B]
     assert seal.failure(TASK, a_rollout(TASK, 0, False, steps)) == "missing_call"

@@ -194,6 +194,24 @@ def test_what_a_method_needs_is_refused_by_name_where_it_is_missing(monkeypatch,
         configs.check(config)
 
 
+def test_panel_is_refused_where_batches_are_drawn_ahead():
+    """An evolution replaces the rounds by which they are drawn."""
+    config = configs.override(CONFIG, {"strategy.name": "panel"})
+    configs.check(config)
+    with pytest.raises(ValueError, match="max_staleness is 1: it must be 0: strategy panel draws each batch"):
+        configs.check(configs.override(config, {"rollout.max_staleness": 1, "learner.epochs": 1}))
+
+
+def test_a_service_is_needed_only_with_the_setting_that_asks_for_it():
+    config = configs.override(CONFIG, {"strategy.name": "socratic", "learner.optimizer_offload": True})
+    assert configs.needs(config) == {"ask", "probe", "influence"}
+    with pytest.raises(ValueError, match="optimizer_offload is True: it must be False: strategy socratic"):
+        configs.check(config)
+    config.strategy.influence = False
+    assert configs.needs(config) == {"ask"}
+    configs.check(config)
+
+
 def test_tools_of_a_methods_own_need_calls_in_json():
     config = configs.override(CONFIG, {"strategy.name": "sage"})
     configs.check(config)

@@ -66,6 +66,17 @@ def test_the_value_of_an_arm_moves_by_the_papers_rule_and_fades():
     np.testing.assert_allclose(rising.to_json()["values"]["1"], 0.5 * (0.5 * 0.5) + 0.5 * 0.25)
 
 
+def test_before_it_learned_the_bandit_draws_as_random_does_without_a_reserved_share():
+    kinds = ("initial", "random")
+    tasks = a_pool(*(a_task(f"{kind}{i}", "tool", kind=kind) for kind in kinds for i in range(3)))
+    drawn = {}
+    for name, share in (("sec", 0.0), ("sec", 1.0), ("random", 0.0), ("random", 1.0)):
+        config = config_of(name, **{"rollout.tasks_per_step": 3, "data.min_evolved_share": share})
+        strategy, rolls = build.strategy(config), Rolls(lambda t: 0.5)
+        drawn[name, share] = [[g.task.id for g in strategy.collect(s, tasks, rolls)] for s in range(9)]
+    assert drawn["sec", 0.0] == drawn["sec", 1.0] == drawn["random", 0.0] != drawn["random", 1.0]
+
+
 def test_an_arm_is_rewarded_by_the_advantages_that_are_learned_from():
     """A term of the reward makes a difference within a group whose rollouts all fail."""
     groups = [a_group(a_task("t", "tool"), 0, 0, 0, 0)]

@@ -86,6 +86,10 @@ def test_a_group_of_equal_rewards_teaches_which_way_was_shorter():
     config = settings_of("step_credit", **skip)
     for ours, all_groups in zip(made, build.strategy(config).compute_advantages([group]), strict=True):
         np.testing.assert_array_equal(ours.advantages, all_groups.advantages)
+    count = lambda **own: build.strategy(settings_of("step_credit", **own)).observe(0, [group]).counts
+    learned = sum((s.advantages[span] != 0).all() for s in made for span in spans(s.trajectory))
+    assert count()["messages_told_apart"] == learned > 0
+    assert count(**{"strategy.discount": 1.0})["messages_told_apart"] == 0
     assert samples(group, weight=0.0) == []
     for alike in (0.0, 0.7, 1.0):  # nothing to tell apart, however the mean of equal returns rounds
         rollouts = tuple(a_rollout(i, alike, [("go", "x")]) for i in range(7))

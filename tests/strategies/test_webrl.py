@@ -121,6 +121,25 @@ def test_replay_holds_one_success_of_a_task_whose_probability_lies_in_the_band()
     assert not strategy.compute_advantages([a_group(tasks["t0"], 1, 1)])
 
 
+def test_a_task_known_by_heart_leaves_the_replay():
+    task = a_task("t", "a", "b")
+
+    def visits(*probabilities, won=True):
+        """The numbers of successes in the band and kept, after a visit for each row of probabilities."""
+        strategy = build.strategy(config_of("webrl"))
+        for step, row in enumerate(probabilities):
+            rollouts = [a_rollout(task, i, won or not step, logprob=np.log(p)) for i, p in enumerate(row)]
+            counts = strategy.observe(step, [Group(task, tuple(rollouts))]).counts
+        return counts["in_band"], counts["replay"], len(strategy.to_json()["kept"])
+
+    assert visits([0.7, 0.8, 0.99]) == (2, 1, 1)
+    assert visits([0.7], [0.99, 0.97]) == (0, 0, 0)
+    assert visits([0.7], [0.99, 0.3]) == (0, 0, 0)
+    assert visits([0.7], [0.99, 0.8]) == (1, 1, 1)
+    assert visits([0.7], [0.3]) == (0, 1, 1)  # strange ones do not show that it is known
+    assert visits([0.7], [0.99], won=False) == (0, 1, 1)  # nor do failures
+
+
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(
         ValueError, match=r"config\.strategy\.least is 0\.9: it must be within 0 and config\.str"

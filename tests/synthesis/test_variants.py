@@ -50,10 +50,11 @@ def test_the_plans_of_variants():
 
 
 def test_a_variant_is_possible_if_its_calls_are_as_many_as_a_task_may_have():
-    found = {o for o in OPERATORS if possible(TASK, o, 2, 6)}
-    assert found == set(OPERATORS)
-    assert {o for o in OPERATORS if possible(TASK, o, 3, 6)} == found - {"drop_call"}
-    assert {o for o in OPERATORS if possible(TASK, o, 2, 3)} == found - {"add_call", "new_turn"}
+    found = lambda *limits: {o for o in OPERATORS if possible(TASK, o, *limits)}
+    assert found(2, 6, 3) == set(OPERATORS)
+    assert found(3, 6, 3) == set(OPERATORS) - {"drop_call"}
+    assert found(2, 3, 3) == set(OPERATORS) - {"add_call", "new_turn"}
+    assert found(2, 6, 2) == found(2, 6, 1) == set(OPERATORS) - {"new_turn"}  # it has two turns
 
 
 @pytest.fixture(scope="module")
