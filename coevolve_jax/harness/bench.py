@@ -116,8 +116,8 @@ def row(
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Writes the rows as CSV, in the order of fault, arm and seed."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *sorted(rows, key=lambda r: r[:3])])
+    text, ordered = io.StringIO(), sorted(rows, key=lambda r: r[:3])
+    csv.writer(text, lineterminator="\n").writerows([Row._fields, *ordered])
     write_text(path, text.getvalue())
 
 
