@@ -4,10 +4,10 @@
         --campaign_seeds=0:2 --workdir=runs/faults --jobs=2
 
 Each fault, arm and seed is a campaign in WORKDIR/campaigns. They share their runs in WORKDIR/store.
-campaigns.csv has a row for each that has ended. The same command goes on.
+campaigns.csv has a row for each that has ended, of this command or an earlier one with the same settings. The
+same command goes on.
 """
 
-import csv
 import datetime
 import json
 import shlex
@@ -53,12 +53,14 @@ def run() -> None:
         "commit": cells.commit(),
         "date": f"{datetime.date.today()}",
     }
+    path = folder / "campaigns.csv"
+    settings = f"{_CONFIG.value} --versions={_VERSIONS.value} --fresh_seeds={','.join(map(str, fresh))}"
+    bench.read_rows(path, settings)  # refuses a file of other settings before anything is run
     compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
     load = lambda fault: configs.load_file(_CONFIG.value, f"fault={fault}")
     store_of = lambda start: Store(folder / "store", start, launch.programs(start, compiled), _JOBS.value)
     read = lambda name, config, start: bench.success(store_of(start), folder, name, config, fresh)
     healthy = without_harness(settled(load("none")))
-    rows = []
     for fault in _FAULTS.value:
         for seed in plan.parse_seeds(_SEEDS.value):
             for arm in _ARMS.value:
@@ -78,19 +80,22 @@ def run() -> None:
                 verdicts = {v: known.verdict(v) for v in begun.versions()[1:]}
                 proposals = {v: known.proposal(v) for v in verdicts}
                 trained = [v for v in verdicts if known.row(v)]
+                number = {v: n for n, v in enumerate(trained, 1)}
                 reached = {
-                    number: read(f"{name}_{v}", known.config(v), start)
-                    for number, v in enumerate(trained, 1)
+                    n: read(f"{name}_{v}", known.config(v), start)
+                    for v, n in number.items()
                     if verdicts[v].kind == "promoted"
                 }
                 moves = [(proposals[v].lever, proposals[v].move, verdict) for v, verdict in verdicts.items()]
                 faulty = read(f"{fault}_start", start, start)
                 whole = read("healthy", healthy, healthy)
-                rows.append(bench.row(fault, arm, seed, moves, reached, faulty, whole, len(trained) + 1))
-                with open(folder / "campaigns.csv", "w", newline="") as file:
-                    writer = csv.writer(file, lineterminator="\n")
-                    writer.writerows([bench.Row._fields, *rows])
-                say(f"  {dict(rows[-1]._asdict())}")
+                selected = number.get(begun.selected(), 0)
+                row = bench.row(
+                    fault, arm, seed, settings, moves, reached, selected, faulty, whole, len(trained) + 1
+                )
+                rows = bench.read_rows(path, settings)  # another command may have written some meanwhile
+                bench.write_rows(path, [*(rows | {row[:3]: row}).values()])
+                say(f"  {dict(row._asdict())}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A language model may write a formula, so none is trusted. Only the tokens below pass: fields of the row, a few
 functions, numbers and names of tools, stop reasons and actions. CEL itself has no loops but comprehensions,
-no attributes and no files. This file alone knows its binding, cel-expr-python.
+no attributes and no files. A comprehension goes over a list or map of the row and over none that the formula
+made, so its steps are bounded. This file alone knows the binding, cel-expr-python.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from cel_expr_python import cel
 
 LENGTH = 300  # characters
+LOOPS = 2  # comprehensions of a formula
+LONGEST = 512  # elements that a comprehension goes over; the binding's time grows with their square
 MACROS = ("all", "exists", "exists_one", "filter", "map")  # comprehensions: tools.filter(t, t == 'x')
 MEMBERS = (*MACROS, "size")  # called as tools.size()
 FUNCTIONS = ("size", "double", "int")
@@ -38,13 +41,22 @@ class ExpressionError(ValueError):
 
 
 class Expression:
-    """A compiled formula over the rows of a unit."""
+    """A compiled formula over the rows of a unit.
 
-    def __init__(self, source: str, unit: str, program: cel.Expression):
-        self.source, self.unit, self._program = source, unit, program
+    looped: the lists and maps of a row that its comprehensions go over.
+    """
+
+    def __init__(self, source: str, unit: str, program: cel.Expression, looped: Collection[str]):
+        self.source, self.unit, self._program, self._looped = source, unit, program, looped
 
     def value(self, row: Mapping[str, Any]) -> float | None:
-        """The value; True is 1. None if it is missing: an error, no finite number, or an unknown field."""
+        """The value; True is 1.
+
+        It is None, for missing, on an error, no finite number, an unknown field, or a comprehension over more
+        than LONGEST elements.
+        """
+        if any(len(row.get(name, ())) > LONGEST for name in self._looped):
+            return None
         found = self._program.eval(data=row).plain_value()
         return float(found) if isinstance(found, bool | float) and math.isfinite(found) else None
 
@@ -57,7 +69,7 @@ def compile(source: str, unit: str, names: Collection[str] | None = None) -> Exp
     """Checks and compiles a formula.
 
     Args:
-      source: at most 300 characters with comprehensions one deep, whose result is a double or a bool.
+      source: at most 300 characters with two comprehensions one deep, whose result is a double or a bool.
       unit: "trajectory", "group", "step" or "version": whose rows it reads (`features.FIELDS`).
       names: the texts that may stand in it: names of tools, stop reasons and actions, and of diagnostics in
         units above a trajectory. None allows any text.
@@ -71,14 +83,14 @@ def compile(source: str, unit: str, names: Collection[str] | None = None) -> Exp
         raise ExpressionError("A formula is missing: write one, such as double(errors) / double(calls).")
     if len(source) > LENGTH:
         raise ExpressionError(f"A formula has {len(source)} characters: {LENGTH} are the most.")
-    _check_tokens(source, unit, names)
+    looped = _check_tokens(source, unit, names)
     try:
         program = _environment(unit).compile(source)
     except RuntimeError as error:
         raise ExpressionError(f"{source[:60]!r} is no formula: {_reason(str(error))}.") from None
     if (kind := program.return_type().name()) not in ("DOUBLE", "BOOL"):
         raise ExpressionError(f"{source[:60]!r} is of type {kind.lower()}: wrap it in double(...).")
-    return Expression(source, unit, program)
+    return Expression(source, unit, program, looped)
 
 
 def check_installed() -> None:
@@ -86,10 +98,16 @@ def check_installed() -> None:
     _environment("trajectory")
 
 
-def _check_tokens(source: str, unit: str, names: Collection[str] | None) -> None:
-    """Raises ExpressionError for anything but the known tokens, and for a comprehension within another."""
+def _check_tokens(source: str, unit: str, names: Collection[str] | None) -> list[str]:
+    """Returns the field that each comprehension goes over.
+
+    Raises ExpressionError for anything but the known tokens, for a comprehension within another or over
+    anything but a field, and for a sum or a whole list or map within one.
+    """
     known, tokens = fields(unit), _tokens(source)
+    many = {name for name, field in known.items() if field.type.startswith(("list", "map"))}
     at = lambda i: tokens[i][1] if 0 <= i < len(tokens) else ""
+    looped: list[str] = []
     opened: list[str] = []  # of each open bracket the variable of its comprehension, or ""
     for i, (kind, text) in enumerate(tokens):
         if kind == "text" and names is not None and text[1:-1] not in names:
@@ -100,6 +118,14 @@ def _check_tokens(source: str, unit: str, names: Collection[str] | None) -> None
         read = at(i - 1) != "." and (text in known or text in opened or text in WORDS)
         if kind == "word" and not (called or read):
             raise ExpressionError(_unknown(text, unit, known))
+        if text in many and any(opened) and at(i + 1) not in ("[", "."):
+            raise ExpressionError(
+                f"A comprehension cannot read {text} as a whole: read {text}[...] or {text}.size() there."
+            )
+        if text == "+" and any(opened):
+            raise ExpressionError(
+                "A comprehension cannot hold a +, which would join texts: add outside of it."
+            )
         if text in ("(", "["):
             loop = at(i - 1) in MACROS and at(i - 2) == "."
             opened.append(at(i + 1) if loop else "")
@@ -109,8 +135,18 @@ def _check_tokens(source: str, unit: str, names: Collection[str] | None) -> None
                 )
             if sum(map(bool, opened)) > 1:
                 raise ExpressionError("The formula has a comprehension within another: one is the most.")
+            if loop and at(i - 3) not in many:
+                raise ExpressionError(
+                    f"{at(i - 1)} goes over {at(i - 3)!r}, which is no list or map of a {unit}: put such a "
+                    "field before it, as in tools.filter(t, t == 'x')."
+                )
+            if loop:
+                looped.append(at(i - 3))
+            if len(looped) > LOOPS:
+                raise ExpressionError(f"The formula has more than {LOOPS} comprehensions: leave some out.")
         if text in (")", "]") and opened:
             opened.pop()
+    return looped
 
 
 def _tokens(source: str) -> list[tuple[str, str]]:

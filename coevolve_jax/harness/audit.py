@@ -1,4 +1,4 @@
-"""The audit: an independent verifier judges successes of a version and of its parent.
+"""The audit: an independent verifier judges successes of a version, of its parent and of the start.
 
 It sees what no diagnostic can: that the verdict of the environment itself is exploited. `replay` makes the
 calls of a rollout and the reference calls again, each in a fresh world, and compares states and answers after
@@ -58,20 +58,15 @@ def _calls(task: Task, trajectory: Trajectory, turn: int) -> tuple[list[Call], l
 class Audit:
     """Counts of successes that the verifier judged and refused.
 
-    child, parent: (refused, judged).
+    The child is compared with its parent, and with the start: many small steps shall not pass where one large
+    step does not.
+
+    child, parent, start: (refused, judged).
     """
 
     child: tuple[int, int]
     parent: tuple[int, int]
-
-    @property
-    def p(self) -> float:
-        """Fisher's exact test, one-sided: that the child's successes are refused no more often."""
-        from scipy import stats
-
-        (a, n), (b, m) = self.child, self.parent
-        found: Any = stats.fisher_exact([[a, n - a], [b, m - b]], alternative="greater")
-        return float(found.pvalue)
+    start: tuple[int, int]
 
     @property
     def share(self) -> float:
@@ -81,27 +76,43 @@ class Audit:
     @property
     def bound(self) -> float:
         """The share from which on the child is refused, if the test agrees."""
-        return _share(self.parent) + POINTS
+        return min(_share(self.parent), _share(self.start)) + POINTS
 
     @property
     def ok(self) -> bool:
-        """Whether the version passes."""
-        return not (self.p < LEVEL and self.share >= self.bound)
+        """Whether the version passes both comparisons."""
+        return self._passes(self.parent) and self._passes(self.start)
 
     @property
     def sentence(self) -> str:
-        (a, n), (b, m) = self.child, self.parent
-        return (
-            f"The independent verifier refused {a} of {n} successes, and {b} of {m} of the parent's "
-            f"(one-sided p {self.p:.3g})."
-        )
+        refused, judged = self.child
+        told = [self._told(self.parent, "parent"), self._told(self.start, "start")]
+        return f"The independent verifier refused {refused} of {judged} successes, {' and '.join(told)}."
+
+    def p(self, other: tuple[int, int]) -> float:
+        """Fisher's exact test, one-sided: that the child's successes are refused no more often."""
+        from scipy import stats
+
+        (a, n), (b, m) = self.child, other
+        found: Any = stats.fisher_exact([[a, n - a], [b, m - b]], alternative="greater")
+        return float(found.pvalue)
+
+    def _passes(self, other: tuple[int, int]) -> bool:
+        """Whether the child passes a comparison: by its share alone where the other has no judged success."""
+        larger = self.share >= _share(other) + POINTS
+        return not (larger and (not other[1] or self.p(other) < LEVEL))
+
+    def _told(self, other: tuple[int, int], whose: str) -> str:
+        refused, judged = other
+        p = f" (one-sided p {self.p(other):.3g})" if judged else ""
+        return f"{refused} of {judged} of the {whose}'s{p}"
 
     def to_json(self) -> dict:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping) -> Audit:
-        return cls(tuple(data["child"]), tuple(data["parent"]))
+        return cls(tuple(data["child"]), tuple(data["parent"]), tuple(data["start"]))
 
 
 def _share(counts: tuple[int, int]) -> float:

@@ -3,13 +3,16 @@
     right first     the first trained version moves a right lever the right way
     right within 3  one of the first three does
     mended          the first promoted version that regains 80% of what the fault cost, counted from 1
+    regained        what the version that the campaign ends with gains over the start
 
 The gains are read on fresh seeds and on fresh development tasks, which no campaign sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +21,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.harness.records import Verdict
 from coevolve_jax.harness.store import Question, Store
+from coevolve_jax.records.files import write_text
 
 REGAINED = 0.8
 FRESH_TASKS = 4321  # evaluation.seed of the tasks that read the gains
@@ -39,11 +43,15 @@ class Fault(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The measures of one campaign, as a row of campaigns.csv. mended: "" if no version did it."""
+    """The measures of one campaign, as a row of campaigns.csv.
+
+    settings: what rows that stand in one file must share. mended: "" if no version did it.
+    """
 
     fault: str
     arm: str
     seed: int
+    settings: str
     right_first: int
     right_within_3: int
     mended: int | str
@@ -78,8 +86,10 @@ def row(
     name: str,
     arm: str,
     seed: int,
+    settings: str,
     told: Sequence[tuple[str, str, Verdict]],
     reached: Mapping[int, float],
+    selected: int,
     faulty: float,
     healthy: float,
     runs: int,
@@ -89,17 +99,58 @@ def row(
     Args:
       told: (lever, move, verdict) of each version, in order.
       reached: number of a promoted version, from 1 on -> success on the fresh tasks.
+      selected: number of the version that the campaign ends with; 0 is the start. The campaign chose it, and
+        not the fresh tasks: the best of several readings is too high.
       faulty, healthy: success of the start with and without its fault.
     """
     trained = [(lever, move) for lever, move, judged in told if judged.kind != "refused"]
     right = [move in FAULTS[name].right.get(lever, ()) for lever, move in trained]
     lost = healthy - faulty
     mends = [n for n, value in reached.items() if lost > 0 and value - faulty >= REGAINED * lost]
-    best = max(reached.values(), default=faulty)
+    gained = reached[selected] - faulty if selected else 0.0
     return Row(
-        name, arm, seed, int(any(right[:1])), int(any(right[:3])), min(mends, default=""), len(reached),
-        sum(value < faulty for value in reached.values()), lost, best - faulty, runs,
+        name, arm, seed, settings, int(any(right[:1])), int(any(right[:3])), min(mends, default=""),
+        len(reached), sum(value < faulty for value in reached.values()), lost, gained, runs,
     )  # fmt: skip
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Writes the rows as CSV, in the order of fault, arm and seed."""
+    text, ordered = io.StringIO(), sorted(rows, key=lambda r: r[:3])
+    csv.writer(text, lineterminator="\n").writerows([Row._fields, *ordered])
+    write_text(path, text.getvalue())
+
+
+def read_rows(path: Path, settings: str) -> dict[tuple[str, str, int], Row]:
+    """(fault, arm, seed) -> the row that `write_rows` wrote; {} where there is no file.
+
+    Raises ValueError where a row is of other settings.
+    """
+    if not path.exists():
+        return {}
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != Row._fields:
+            raise ValueError(f"{path} has other columns than {', '.join(Row._fields)}: move that file away.")
+        found = [
+            Row(
+                *(told["fault"], told["arm"], int(told["seed"]), told["settings"]),
+                right_first=int(told["right_first"]),
+                right_within_3=int(told["right_within_3"]),
+                mended=int(told["mended"]) if told["mended"] else "",
+                promoted=int(told["promoted"]),
+                harmful=int(told["harmful"]),
+                lost=float(told["lost"]),
+                regained=float(told["regained"]),
+                runs=int(told["runs"]),
+            )
+            for told in reader
+        ]
+    if other := [row.settings for row in found if row.settings != settings]:
+        raise ValueError(
+            f"{path} has campaigns of {other[0]}, and these are of {settings}: name another --workdir."
+        )
+    return {row[:3]: row for row in found}
 
 
 FAULTS: dict[str, Fault] = {

@@ -73,9 +73,13 @@ def groups(run: Path) -> list[list[Group]]:
 
 
 def row(config: ConfigDict, runs: Sequence[Path]) -> dict[str, float | None]:
-    """The row of a version: the mean over its runs of each value of their trends (diagnosis/trends.py)."""
+    """The row of a version: the mean over its runs of each value of their trends (diagnosis/trends.py).
+
+    A value is None where any run lacks it: the mean of the others would be of other seeds than the parent's.
+    """
     found = [trends.trend(config, _steps(config, run)) for run in runs]
-    return {name: trends.mean(r[name] for r in found) for name in trends.MEANINGS}
+    values = {name: [r[name] for r in found] for name in trends.MEANINGS}
+    return {name: None if None in own else trends.mean(own) for name, own in values.items()}
 
 
 def _steps(config: ConfigDict, run: Path) -> list[dict]:

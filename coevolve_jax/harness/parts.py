@@ -271,7 +271,7 @@ class Parts:
         return {name: by_terms[name] if name.startswith("shaped") else row[name] for name in row}
 
     def _audited(self, parent: str, child: str) -> Audit | None:
-        found = [self._campaign.read(v, "evidence")["audit"] for v in (child, parent)]
+        found = [self._campaign.read(v, "evidence")["audit"] for v in (child, parent, START)]
         return Audit(*((len(f["rejected"]), f["judged"]) for f in found)) if all(found) else None
 
     def learned(self, version: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@
     reward    not: the reward that is trained on, by the version's terms, rises while the success in training
               does not
     gating    no registered diagnostic that may refuse is newly at alert
-    audit     an independent verifier refuses no more of the child's successes than of the parent's
+    audit     an independent verifier refuses no more of the child's successes than of the parent's, and
+              than of the start's
 
 The reading on the selection set decides and is never reported as the result: harness/final.py reads fresh
 seeds and the test for that.

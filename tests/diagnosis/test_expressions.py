@@ -7,10 +7,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax.diagnosis import expressions
+from coevolve_jax.diagnosis.builtin import BUILTIN
 from coevolve_jax.diagnosis.expressions import ExpressionError
 from coevolve_jax.diagnosis.features import FIELDS, LABELS, UNITS, fields
 from coevolve_jax.harness import campaign
+from coevolve_jax.harness.skills import BUILT_IN
+from coevolve_jax.harness.templates import templates
+from tests.support.paths import ROOT
 
+JOINED = "+".join(["tools"] * 16)  # formulas that took seconds and hundreds of MB on a rollout
+COSTLY = {
+    f"({JOINED}).map(t, {JOINED}).size() > 2": "goes over '\\)', which is no list or map of a trajectory",
+    f"({JOINED}).size() > tools.filter(t, t in ({JOINED})).size()": "cannot read tools as a whole",
+    "tools.map(t, tools).size() > 1": r"cannot read tools as a whole: read tools\[...\] or tools.size\(\)",
+    "tools.map(t, [tools, actions]).size() > 1": "cannot read tools as a whole",
+    "tools.all(t, size(actions) > 1)": "cannot read actions as a whole",
+    "tools.all(t, (tools) == tools)": "cannot read tools as a whole",
+    "tools.all(t, tools == actions)": "cannot read tools as a whole",
+    "tools.all(t, t in tools && t in actions)": "cannot read tools as a whole",
+    "tools.map(t, true, tools).size() > 1": "cannot read tools as a whole",
+    "tools.map(t, [t, t]).map(t, [t, t]).map(t, [t, t]).size() > 1": "goes over '\\)'",
+    "tools.filter(t, true).filter(t, true).size() > 1": "goes over '\\)'",
+    "[tools, tools].all(t, t == tools)": "goes over '\\]'",
+    "[1, 2].map(a, 1).size() > 1": "goes over '\\]'",
+    "(tools).all(t, t == 'ls')": "goes over '\\)'",
+    "stop.all(t, t == 'ls')": "goes over 'stop'",
+    "tools[0].all(t, t == 'ls')": "goes over '\\]'",
+    "'ls'.all(t, t == 'ls')": "goes over .*ls",
+    ".all(t, t == 'ls')": "goes over ''",
+    "tools.map(t, t + t + t + t).size() > 1": "cannot hold a \\+",
+    "tools.map(t, ['ls'] + ['ls']).size() > 1": "cannot hold a \\+",
+    "tools.map(t, (t + t)).size() > 1": "cannot hold a \\+",
+    " && ".join(["tools.all(t, t == 'ls')"] * 3): "more than 2 comprehensions",
+    "tools.all(t, t.matches('(a+)+b'))": "matches is no field",
+    "stop * 1000000 == stop": "no matching overload",
+    "2 ** 1000 > 1": "Syntax error",
+    "+".join(["stop"] * 50) + " == stop": "recursion depth",
+    "[" * 140: "recursion limit",
+    "true?" * 28 + "true" + ":true" * 28: "Syntax error",
+}
 ROW = {
     "rollouts": 1, "calls": 3, "errors": 1, "malformed": 0, "tokens": 200, "policy_tokens": 40,
     "logprob_mean": -0.5, "turns": 2, "stop": "done", "tools": ["ls", "wc", "ls"],
@@ -44,7 +79,9 @@ VALUES = {
     "tools.exists_one(t, t == 'wc')": 1.0,
     "tools.all(t, t in ['ls', 'wc'])": 1.0,
     "tools.map(t, t == 'ls').size() == 3": 1.0,
-    "tools.filter(t, t == 'ls').exists(u, u == 'wc')": 0.0,
+    "tools.filter(t, t == 'ls').size() > tools.filter(u, u == 'wc').size()": 1.0,
+    "tools.exists(t, t != tools[0])": 1.0,
+    "tools.all(t, tools.size() > 2)": 1.0,
     "tools == actions": 1.0,
     "(((calls)))\n >= 3": 1.0,
     "true": 1.0,
@@ -93,7 +130,7 @@ REFUSED = {
     "1e999 > 1.0": "1e999 is too large",
     "99999999999999999999 > calls": "invalid int",
     "tools.all(t, tools.exists(u, u == t))": "a comprehension within another",
-    "[1, 2].map(a, [1, 2].map(b, [1, 2].map(c, 1))).size() > 1": "a comprehension within another",
+    "tools.map(a, [1, 2].map(b, [1, 2].map(c, 1))).size() > 1": "a comprehension within another",
     "tools.exists(calls, calls == 'ls')": "needs a variable of its own",
     "tools.exists(t == 'ls')": "needs a variable of its own",
     "tools.filter > 1": "filter is no field",
@@ -117,7 +154,7 @@ def test_an_error_and_no_finite_number_are_missing(source):
     assert expressions.compile(source, "trajectory", NAMES).value(ROW) is None
 
 
-@pytest.mark.parametrize("source, why", REFUSED.items(), ids=lambda text: str(text)[:40])
+@pytest.mark.parametrize("source, why", [*REFUSED.items(), *COSTLY.items()], ids=lambda text: str(text)[:40])
 def test_a_hostile_or_wrong_formula_is_refused_in_a_sentence(source, why):
     with pytest.raises(ExpressionError, match=why) as refusal:
         expressions.compile(source, "trajectory", NAMES)
@@ -139,6 +176,35 @@ def test_units_have_fields_of_their_own_and_none_of_a_trajectory_is_its_outcome(
                 assert "is of type" in str(error)
     with pytest.raises(ExpressionError, match="no unit 'run': a formula is about one of trajectory"):
         expressions.compile("true", "run")
+
+
+@pytest.mark.parametrize(
+    "source", ["tools.filter(t, t == 'ls').size() > 1", "!tools.exists(t, t == tools[0] && tools.size() < 3)"]
+)
+def test_a_comprehension_over_more_elements_than_are_bounded_is_missing(source):
+    formula = expressions.compile(source, "trajectory", NAMES)
+    assert formula.value({"tools": ["ls"] * expressions.LONGEST}) == 1.0
+    assert formula.value({"tools": ["ls"] * (expressions.LONGEST + 1)}) is None
+    assert formula.value({}) is None
+    plain = expressions.compile("tools.size() > 1 && tools[0] == 'ls'", "trajectory", NAMES)
+    assert plain.value({"tools": ["ls"] * 5_000}) == 1.0
+
+
+def test_the_formulas_that_are_ours_or_in_the_guide_are_in_the_language():
+    for each in BUILTIN:
+        for unit in each.units:
+            expressions.compile(each.formula, unit)
+    for formula in templates(["ls"], ["done"]).values():
+        expressions.compile(formula, "trajectory", ["ls", "done"])
+    for skill in BUILT_IN:
+        expressions.compile(skill.trigger, "trend")
+    guide = (
+        (ROOT / "docs" / "diagnostics.md").read_text().partition("## Formulas")[2].partition("\nIt reads")[0]
+    )
+    there = [line.strip() for line in guide.splitlines() if line.startswith("    ")]
+    assert len(there) == 3
+    for formula in there:
+        expressions.compile(formula, "trajectory")
 
 
 def test_without_names_any_text_passes():

@@ -1,6 +1,8 @@
 """The audit: honest successes pass, and those that go through a hole of the verdict do not."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.harness.audit import Audit, replay
+from coevolve_jax.harness.parts import Parts
 from coevolve_jax.testing import leaky
 from coevolve_jax.types import Call, Outcome, Step, Task, Trajectory, Turn
 
@@ -103,9 +106,41 @@ def test_a_state_that_the_verdict_skips_is_compared_by_the_audit():
 
 
 def test_a_refusal_needs_both_a_small_p_and_ten_points():
-    assert Audit((0, 64), (0, 64)).ok and not Audit((20, 64), (0, 64)).ok
-    assert Audit((3, 64), (0, 64)).ok  # p 0.12
-    assert Audit((60, 1000), (20, 1000)).ok and Audit((60, 1000), (20, 1000)).p < 0.01  # 4 points
-    assert Audit((20, 64), (20, 64)).ok and Audit((0, 0), (0, 64)).ok
-    assert Audit.from_json(Audit((1, 2), (3, 4)).to_json()) == Audit((1, 2), (3, 4))
-    assert "20 of 64 successes, and 0 of 64" in Audit((20, 64), (0, 64)).sentence
+    audit = lambda child, other: Audit(child, other, other)
+    assert audit((0, 64), (0, 64)).ok and not audit((20, 64), (0, 64)).ok
+    assert audit((3, 64), (0, 64)).ok  # p 0.12
+    small = audit((60, 1000), (20, 1000))  # 4 points
+    assert small.ok and small.p(small.parent) < 0.01
+    assert audit((20, 64), (20, 64)).ok and audit((0, 0), (0, 64)).ok
+    one = Audit((20, 64), (1, 64), (0, 63))
+    assert Audit.from_json(one.to_json()) == one
+    assert (
+        "20 of 64 successes, 1 of 64 of the parent's" in one.sentence and "0 of 63 of the st" in one.sentence
+    )
+
+
+@pytest.mark.parametrize("nothing", ["parent", "start", "both"])
+def test_without_a_judged_success_to_compare_with_the_share_alone_decides(nothing):
+    none = {name: (0, 0) for name in ("parent", "start") if nothing in (name, "both")}
+    passes = lambda child: Audit(**{"child": child, "parent": child, "start": child, **none}).ok
+    assert [passes((n, 64)) for n in (0, 6, 7, 64)] == [True, True, False, False]  # 6 of 64 are 9.4%
+    assert passes((0, 0))
+
+
+def test_many_small_steps_do_not_pass_where_one_large_step_does_not():
+    told = [(round(64 * 0.09 * n), 64) for n in range(11)]
+    by_parent = [Audit(child, parent, parent).ok for parent, child in itertools.pairwise(told)]
+    assert all(by_parent)  # each adds 9 points to its parent
+    found = [Audit(child, parent, told[0]).ok for parent, child in itertools.pairwise(told)]
+    assert found == [True] + [False] * 9
+    assert Audit(told[5], told[4], told[0]).bound == pytest.approx(0.1)
+
+
+def test_a_version_is_audited_against_its_parent_and_the_start():
+    counts = {"v000": (1, 9), "v003": (2, 8), "v004": (3, 7)}
+    told = {v: {"audit": {"rejected": [{}] * n, "judged": m}} for v, (n, m) in counts.items()}
+    parts = object.__new__(Parts)
+    parts._campaign = SimpleNamespace(read=lambda version, part: told[version])
+    assert parts._audited("v003", "v004") == Audit((3, 7), (2, 8), (1, 9))
+    told["v000"]["audit"] = None
+    assert parts._audited("v003", "v004") is None

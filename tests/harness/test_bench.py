@@ -1,11 +1,18 @@
 """The measures of a campaign on a planted fault, by hand."""
 
+import functools
+import importlib
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
-from coevolve_jax.harness import bench, levers
+from coevolve_jax.harness import bench, campaign, launch, levers, loop
 from coevolve_jax.harness.bench import FAULTS
 from coevolve_jax.harness.records import Verdict
+from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config
+from tests.support.paths import ROOT
 
 
 def judged(*kinds: str) -> list[Verdict]:
@@ -15,15 +22,76 @@ def judged(*kinds: str) -> list[Verdict]:
 def test_a_campaign_is_measured_by_its_first_moves_and_what_it_regains():
     moves = [("reward.terms", "add length"), ("learner.learning_rate", "/3"), ("learner.learning_rate", "x3")]
     told = [(*m, v) for m, v in zip(moves, judged("refused", "promoted", "promoted"), strict=True)]
-    found = bench.row("slow", "fixed", 3, told, {1: 0.45, 2: 0.69}, faulty=0.5, healthy=0.7, runs=3)
+    measured = functools.partial(bench.row, "slow", "fixed", 3, "c", told, faulty=0.5, healthy=0.7, runs=3)
+    found = measured(reached={1: 0.45, 2: 0.69}, selected=2)
     assert (found.right_first, found.right_within_3, found.mended) == (0, 1, 2)
     assert (found.promoted, found.harmful, found.runs) == (2, 1, 3)
     assert found.lost == pytest.approx(0.2) and found.regained == pytest.approx(0.19)
     # 80% of what was lost is what counts.
-    short = bench.row("slow", "fixed", 3, told, {1: 0.45, 2: 0.65}, faulty=0.5, healthy=0.7, runs=3)
-    assert short.mended == ""
-    none = bench.row("none", "placebo", 0, [], {}, faulty=0.7, healthy=0.7, runs=1)
+    assert measured(reached={1: 0.45, 2: 0.65}, selected=2).mended == ""
+    none = bench.row("none", "placebo", 0, "c", [], {}, 0, faulty=0.7, healthy=0.7, runs=1)
     assert (none.right_first, none.mended, none.regained) == (0, "", 0.0)
+
+
+def test_the_gain_is_of_the_version_that_the_campaign_chose_and_not_of_the_luckiest():
+    told = [("learner.learning_rate", "x3", v) for v in judged("promoted", "promoted", "promoted")]
+    reached = {1: 0.6, 2: 0.9, 3: 0.55}
+    gains = [bench.row("slow", "fixed", 0, "c", told, reached, n, 0.5, 0.7, 4).regained for n in range(4)]
+    assert gains == pytest.approx([0.0, 0.1, 0.4, 0.05])
+
+
+def test_the_rows_of_a_file_are_read_back_and_those_of_other_settings_refused(tmp_path):
+    path = tmp_path / "campaigns.csv"
+    assert bench.read_rows(path, "c") == {}
+    rows = [
+        bench.row("slow", "fixed", seed, "c", [], {1: 0.1 + 0.2} if seed else {}, seed, 1 / 3, 0.7, 2)
+        for seed in (1, 0)
+    ]
+    bench.write_rows(path, rows)
+    assert bench.read_rows(path, "c") == {("slow", "fixed", row.seed): row for row in rows}
+    with pytest.raises(ValueError, match="has campaigns of c, and these are of d: name another --workdir"):
+        bench.read_rows(path, "d")
+    path.write_text("fault,arm,seed\nslow,fixed,0\n")
+    with pytest.raises(ValueError, match="has other columns than fault, arm, seed, settings.*move that file"):
+        bench.read_rows(path, "c")
+
+
+def test_a_command_measures_the_selected_version_and_leaves_the_rows_of_others(tmp_path, monkeypatch):
+    """The fresh tasks favour v001. The campaign ends with v003, the second version that it trained."""
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    program = importlib.import_module("harness_bench")
+    promoted, refused = judged("promoted", "refused")
+    versions = SimpleNamespace(
+        verdict=lambda v: refused if v == "v002" else promoted,
+        proposal=lambda v: SimpleNamespace(lever="learner.learning_rate", move="x3"),
+        row=lambda v: {} if v == "v002" else {"success": 0.5},
+        config=lambda v: None,
+    )
+    ended = SimpleNamespace(
+        claimed=nullcontext, versions=lambda: ["v000", "v001", "v002", "v003"], selected=lambda: "v003"
+    )
+    reading = {"start": 0.5, "v001": 0.9, "v003": 0.6, "healthy": 0.7}
+    monkeypatch.setattr(launch, "programs", lambda *args: MADE_UP)
+    monkeypatch.setattr(campaign, "begin", lambda *args: ended)
+    monkeypatch.setattr(loop, "Evolution", lambda *args: SimpleNamespace(run=lambda: 0, versions=versions))
+    monkeypatch.setattr(bench, "success", lambda store, folder, name, *args: reading[name.split("_")[-1]])
+
+    def command(fault, versions=3):
+        flags = {"_FAULTS": [fault], "_ARMS": ["fixed"], "_SEEDS": "0", "_WORKDIR": str(tmp_path), "_JOBS": 1}
+        flags |= {"_CONFIG": f"{ROOT}/configs/bfcl_harness.py", "_VERSIONS": versions, "_FRESH": "100:102"}
+        for name, value in flags.items():
+            monkeypatch.setattr(program, name, SimpleNamespace(value=value, name=name))
+        program.run()
+        return (tmp_path / "campaigns.csv").read_text().splitlines()[1:]
+
+    (first,) = command("slow")
+    (row,) = bench.read_rows(tmp_path / "campaigns.csv", first.split(",", 3)[3].split('"')[1]).values()
+    assert (row.regained, row.mended, row.promoted, row.runs) == (pytest.approx(0.1), 1, 2, 3)
+    second, there = command("leash")
+    assert there == first and second.startswith("leash,fixed,0,")
+    assert command("slow") == [second, first]  # the same command goes on
+    with pytest.raises(ValueError, match="--versions=3 --fresh_seeds=100,101, and these are of .*versions=6"):
+        command("slow", versions=6)
 
 
 @pytest.mark.parametrize("name", [n for n in FAULTS if n != "none"])

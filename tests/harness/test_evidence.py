@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness import calibration, evidence, start
+from coevolve_jax.harness import calibration, evidence, start, verdict
+from coevolve_jax.harness.records import Expectation
 from coevolve_jax.harness.store import Job
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.records.rollouts import write_rollouts
@@ -34,6 +35,28 @@ def test_the_row_of_a_version_is_the_mean_over_all_of_its_runs(tmp_path):
     assert row["success"] == pytest.approx(np.mean([*values.values()]))
     assert row["gain"] == pytest.approx(np.mean([np.mean(v[-3:]) - np.mean(v[:3]) for v in values.values()]))
     assert row["kept"] == pytest.approx(ACTIVE)
+
+
+def test_a_value_that_one_run_lacks_is_unknown_for_the_version_and_no_target_holds(tmp_path):
+    kl = {0: [0.9] * STEPS, 1: [0.9] * (STEPS - 3) + [None] * 3}
+    runs = [made(tmp_path, seed, kl=own) for seed, own in kl.items()]
+    alone, both = evidence.row(CONFIG, runs[:1]), evidence.row(CONFIG, runs)
+    assert alone["kl_last"] == pytest.approx(0.9) and both["kl_last"] is None
+    assert [both["kl"], both["kl_first"]] == pytest.approx(
+        [0.9, 0.9]
+    )  # a run has these, from some of its steps
+    assert {name for name in both if both[name] is None and alone[name] is not None} == {"kl_last"}
+    two = evidence.Selection({"t": [1, 2]}, {"t": "s"})
+    judged = verdict.judge(
+        {0: two},
+        {0: two},
+        noise=0.0,
+        expects=Expectation("kl_last", "up"),
+        before={"kl_last": 0.1},
+        after=both,
+    )
+    (target,) = [rule for rule in judged.rules if rule.name == "target"]
+    assert not target.ok and "went from 0.1 to unknown" in target.sentence
 
 
 def test_the_selection_is_the_last_row_of_the_balanced_set(tmp_path):
