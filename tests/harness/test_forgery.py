@@ -1,4 +1,4 @@
-"""Campaigns whose files were forged, hashes and all: --replay tells, and no forged form ends in a traceback."""
+"""Campaigns whose files were forged, hashes and all: --replay tells, and no form ends in a traceback."""
 
 import json
 import shutil
