@@ -150,23 +150,25 @@ class Evolution:
     def _failures(
         self, version: str, part: str, there: Mapping[str, Any], runs: Mapping[int, Path]
     ) -> list[str]:
-        """Says what speaks against a part's word that some of these runs failed.
+        """Says what speaks against a part's word that some of these runs failed; the others were finished.
 
         A run that failed has the log of it. Where another campaign has finished it since, its log goes on.
         """
         logs, found = there.get("logs", {}), []
-        unlike = f"{version} is said to have failed ({part}), and its runs are finished."
+        unlike = (
+            f"{version} is said to have failed ({part}), and its runs are finished, or their logs differ."
+        )
         if not any(str(seed) in logs for seed in runs):
             found.append(unlike)
         for seed, run in runs.items():
             began, now = logs.get(str(seed)), folders.beginning(log(run))
             still = began is None or began == now
             if began is None:
-                failed = not finished(run)
+                holds = finished(run)
             else:
-                failed = folders.beginning(log(run), began["bytes"]) != began
-                failed |= finished(run) and (still or not began["bytes"])
-            if failed and unlike not in found:
+                same = folders.beginning(log(run), began["bytes"]) == began
+                holds = same and not (finished(run) and (still or not began["bytes"]))
+            if not holds and unlike not in found:
                 found.append(unlike)
             counts = evidence.spent_by_step(self.versions.config(version), run)
             if there.get("rollouts", {}).get(str(seed)) not in (counts[-1:] if still else counts):

@@ -94,9 +94,12 @@ def judge(
 def with_canary(judged: Verdict, moved: str) -> Verdict:
     """The verdict beside the canary's word, which comes first: a version that moved the judge is invalid.
 
-    moved: a sentence on how it was moved; "": it was not.
+    moved: a sentence on how it was moved; "": it was not. Another judge may have no task with a trial on both
+      sides: then nothing is told of the score.
     """
     rule = Rule("canary", not moved, moved or "The start's policy is scored as under the start's config.")
+    if moved and math.isnan(judged.difference or 0.0):
+        return Verdict("invalid", (rule,))
     kind = "invalid" if moved else judged.kind
     return dataclasses.replace(judged, kind=kind, rules=(rule, *judged.rules))
 
