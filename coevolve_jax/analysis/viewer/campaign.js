@@ -340,7 +340,7 @@ const budget = (view) => {
   const all = ["all", spent.flatMap((r) => r[1]), spent.flatMap((r) => r[2])];
   return part(
     "Budget",
-    note("Rollouts and time of the runs of all seeds. A run that another campaign made is charged all the same. "),
+    note("Rollouts and time of the runs of all seeds. A run that another campaign made is charged all the same."),
     note("Of runs that ended early the time is that of their steps, without evaluations."),
     table(
       ["version", "runs", "rollouts", "time"],
