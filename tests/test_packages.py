@@ -95,6 +95,7 @@ MAY_IMPORT = {
         "harness.campaign",
         "harness.progress",
         "harness.records",
+        "harness.smoke",
     ),
     "toolcheck": (
         "types",

@@ -18,6 +18,15 @@ def seconds(runs: Mapping[str, Path]) -> dict[str, float]:
     return {seed: sum(found["seconds"].values()) for seed, found in told.items() if "seconds" in found}
 
 
+def seconds_of_steps(runs: Mapping[str, Path], first: int | None = None) -> dict[str, float]:
+    """Seconds by seed, of the steps of runs that ended early, or of their first steps alone."""
+    paths = {seed: run / "metrics.jsonl" for seed, run in runs.items()}
+    texts = {seed: path.read_text() for seed, path in paths.items() if path.exists()}
+    whole = {seed: text[: text.rfind("\n") + 1].splitlines()[:first] for seed, text in texts.items()}
+    second = lambda line: json.loads(line).get("seconds", {}).get("step", 0.0)
+    return {seed: sum(map(second, lines)) for seed, lines in whole.items()}
+
+
 def evaluated(run: Path | None) -> dict[str, Group]:
     """Rollouts by task, of the evaluation that selects; {} where they are not on disk.
 

@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coevolve_jax.analysis.campaign_runs import evaluated, rejected, seconds, transcripts
+from coevolve_jax.analysis.campaign_runs import (
+    evaluated,
+    rejected,
+    seconds,
+    seconds_of_steps,
+    transcripts,
+)
 from coevolve_jax.diagnosis.trends import MEANINGS
 from coevolve_jax.harness import progress
 from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered
 from coevolve_jax.harness.records import Expectation, Skill, Verdict
+from coevolve_jax.harness.smoke import FIRST
 
 DUE = {  # part -> what is due
     "proposal": "is being proposed",
@@ -67,7 +74,8 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
         parent = parent if parent in changed else None  # an earlier version
         changes, before = own["proposal"].get("changes") or {}, changed.get(str(parent), {})
         changed[version] = {**before, **changes}
-        runs = {str(seed): run for seed, run in campaign.runs(version).items() if own["evidence"].get("row")}
+        begun = {str(seed): run for seed, run in campaign.runs(version).items()}
+        runs = begun if own["evidence"].get("row") else {}
         read[version] = evaluated(next(iter(runs.values()), None))
         texts = {
             "transcripts": transcripts(read[version], read.get(parent, {})),
@@ -84,7 +92,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
                 "due": (TRAINS if training else DUE[due[1]]) if due and due[0] == version else None,
                 "changes": [[k, before.get(k, _setting(plan["config"], k)), v] for k, v in changes.items()],
                 **_version(own, parts[parent]["evidence"].get("row", {}) if parent else {}),
-                "seconds": seconds(runs),
+                "seconds": seconds(runs) if runs else _seconds(own["smoke"], own["evidence"], begun),
                 **places,
             }
         )
@@ -212,6 +220,14 @@ def _rollouts(first: Mapping[str, Any], evidence: Mapping[str, Any]) -> dict[str
     return finished or evidence.get("rollouts") or first.get("rollouts") or {}
 
 
+def _seconds(
+    first: Mapping[str, Any], evidence: Mapping[str, Any], runs: Mapping[str, Path]
+) -> dict[str, float]:
+    """Seconds of the steps of runs whose rollouts were counted when they ended early."""
+    counted = {seed: runs[seed] for seed in _rollouts(first, evidence) if seed in runs}
+    return seconds_of_steps(counted, None if evidence.get("rollouts") else FIRST)
+
+
 def _row(
     before: Mapping[str, float | None], after: Mapping[str, float | None], target: str | None
 ) -> list[dict]:
@@ -284,4 +300,6 @@ def _final(folder: Path) -> dict | None:
         "gains": [{"label": k, "meaning": told, **gains.get(k, none)} for k, told in GAINS.items()],
         "parts": [[name, result.get(name)] for name in ("luck_of_seeds", "luck_of_tasks", "optimism")],
         "transfer": [{"label": name, **row} for name, row in result.get("transfer", {}).items()],
+        "openings": result.get("openings"),
+        "engines": result.get("engines", ""),
     }

@@ -27,6 +27,7 @@ from typing import Any
 
 from coevolve_jax import shipped
 from coevolve_jax.diagnosis import expressions
+from coevolve_jax.harness.records import Proposal, Verdict
 
 PACKAGE = shipped.PACKAGE
 PROGRAMS = ("main.py", "evaluate.py", "compare_gradients.py")  # of experiments/, which launch.py starts
@@ -35,10 +36,49 @@ START = "v000"
 READ = ("final/readings.csv", "final/final.json")  # written anew each time that the test is read
 QUESTIONS, ENDED = "llm_calls.jsonl", "ended.json"
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
+NEEDED = {
+    "proposal": "because",
+    "backtest": "refused",
+    "verdict": "kind",
+    "learned": "skills",
+}  # part -> a key
+# What is forged may have any form.
+UNREADABLE = (
+    LookupError, TypeError, AttributeError, ValueError, OSError, RecursionError, ArithmeticError,
+    AssertionError,
+)  # fmt: skip
 
 
 class Tampered(ValueError):
     """A file of the campaign, or of the code, is not as it was. The message names it."""
+
+
+def reason(error: Exception) -> str:
+    """Says what an error is of. An OSError names its file."""
+    return str(error) if isinstance(error, OSError) else repr(error)
+
+
+@contextmanager
+def reading(name: str | Path) -> Iterator[None]:
+    """Raises Tampered, which names the file, where what the block reads has another form."""
+    try:
+        yield
+    except Tampered:
+        raise
+    except UNREADABLE as error:
+        raise Tampered(f"{name} cannot be read ({reason(error)}): restore it.") from None
+
+
+def read_object(path: Path, *needed: str) -> dict[str, Any]:
+    """The JSON object in a file, with these keys. Raises Tampered, which names it, for anything else."""
+    with reading(path):
+        found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+        raise Tampered(f"{path} holds no JSON object: restore it.")
+    for key in needed:
+        if key not in found:
+            raise Tampered(f"{path} lacks {key!r}: restore it.")
+    return found
 
 
 class Campaign:
@@ -56,7 +96,11 @@ class Campaign:
 
     def plan(self) -> dict[str, Any]:
         """campaign.json."""
-        return json.loads((self.folder / "campaign.json").read_text())
+        path = self.folder / "campaign.json"
+        found = read_object(path, "config")
+        with reading(path):
+            int(found["config"]["harness"]["versions"])
+        return found
 
     def versions(self) -> list[str]:
         """Ids of all versions, oldest first. v000 is the start."""
@@ -67,11 +111,8 @@ class Campaign:
 
     def read(self, version: str, part: str) -> Any:
         """The content of one part of a version; None if it is not there yet."""
-        path = self.path(version, part)
-        try:
-            return json.loads(path.read_text()) if path.exists() else None
-        except ValueError as error:
-            raise Tampered(f"{path} is not JSON ({error}): restore it.") from None
+        path, needed = self.path(version, part), NEEDED.get(part)
+        return read_object(path, *filter(None, [needed])) if path.exists() else None
 
     def next(self) -> tuple[str, str] | None:
         """(version, part) of the next thing to do; None where the campaign is over."""
@@ -117,8 +158,10 @@ class Campaign:
         for number, line in enumerate(self._lines(), 1):
             try:
                 row = json.loads(line)
-                told = row["previous"]
-            except (ValueError, KeyError, TypeError):
+                told, *others = (row[key] for key in ("previous", "event", "file", "sha256"))
+                if not all(isinstance(text, str) for text in others):
+                    raise ValueError
+            except UNREADABLE:
                 raise Tampered(f"{self._events}, line {number} is no event: restore it.") from None
             if told != before or row.get("n") != number - 1:
                 raise Tampered(f"{self._events}, line {number}: a line up to here was changed or removed.")
@@ -128,7 +171,8 @@ class Campaign:
 
     def _lines(self) -> list[str]:
         """Whole lines: a kill may have left half of one."""
-        text = self._events.read_text() if self._events.exists() else ""
+        with reading(self._events):
+            text = self._events.read_text() if self._events.exists() else ""
         return text[: text.rfind("\n") + 1].splitlines()
 
     # ---- writing -----------------------------------------------------------------------------------
@@ -168,8 +212,9 @@ class Campaign:
     def llm_calls(self) -> list[dict[str, Any]]:
         """The whole lines of llm_calls.jsonl."""
         path = self.folder / QUESTIONS
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        with reading(path):
+            text = path.read_text() if path.exists() else ""
+            return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def add_llm_calls(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends to llm_calls.jsonl, after its last whole line."""
@@ -179,11 +224,16 @@ class Campaign:
             file.write("".join(json.dumps(dict(row)) + "\n" for row in rows))
 
     def link(self, folder: Path, seed: int, target: Path) -> Path:
-        """Returns the link to a workdir in a folder of the campaign, made if it is missing."""
+        """Returns the link to a workdir in a folder of the campaign, made if it is missing.
+
+        Raises Tampered where something else stands in its place.
+        """
         link = self.folder / folder / f"seed_{seed}"
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
+        if not os.path.lexists(link):
             link.symlink_to(target.absolute())
+        if link.resolve() != target.resolve():
+            raise Tampered(f"{link} leads to {link.resolve()}, and not to {target}: take it away.")
         return link
 
     def decide(self, version: str, part: str, decision: Mapping[str, Any]) -> None:
@@ -220,9 +270,11 @@ class Campaign:
     def mend(self, differences: Callable[[str, str], Sequence[str]]) -> None:
         """Completes what a kill has left: the event of the last file, and half-written files.
 
-        differences: (version, part) -> sentences on how a part differs from what the runs give.
+        differences: (version, part) -> sentences on how a part differs from what the runs give; of ("",
+          "ended"), whether something is left to propose.
 
-        Raises Tampered where more than one file has no event, or where the one differs.
+        Raises Tampered where more than one file has no event, where the one differs, and for a decision or a
+        reading of the test that is not due.
         """
         lost, told = self._without_event(), {row.get("file") for row in self.events()}
         if len(lost) > 1 or lost.keys() & told or {"event": "read"} in lost.values():  # no kill leaves these
@@ -232,7 +284,11 @@ class Campaign:
                 half.unlink()
         for name, event in lost.items():
             self._check_files()  # what it is compared with
-            if event["event"] in PARTS and (told := differences(event["version"], event["event"])):
+            kind, due = event["event"], self.next()
+            not_due = kind == "decided" and name != "approved/{}_{}.json".format(*due or ("", ""))
+            if not_due or (kind == "opened" and due is not None):
+                raise Tampered(f"{name} has no event in {self._events} and is not due: take it away.")
+            if kind in (*PARTS, "ended") and (told := differences(event.get("version", ""), kind)):
                 raise Tampered(f"{told[0]} Its event is missing too: restore both.")
             self._append({**event, "file": name, "sha256": sha256(self.folder / name)})
 
@@ -274,14 +330,31 @@ class Campaign:
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
         asked = next((row["asked"] for row in reversed(events) if "asked" in row), None)
-        if asked and beginning(self.folder / QUESTIONS, asked["bytes"]) != asked:
+        with reading(self._events):
+            same = not asked or beginning(self.folder / QUESTIONS, asked["bytes"]) == asked
+        if not same:
             raise Tampered(f"{QUESTIONS} lacks questions that were asked, or they were changed: restore it.")
         for version in self.versions():
-            for name, digest in ((self.read(version, "evidence") or {}).get("files") or {}).items():
-                _same(self.folder / (name := f"versions/{version}/runs/{name}"), digest, name)
-        for name, digest in json.loads((self.folder / "frozen.json").read_text()).items():
+            self._check_version(version)
+        for name, digest in read_object(self.folder / "frozen.json").items():
             code = name.startswith((f"{PACKAGE.name}/", "experiments/"))
             _same((PACKAGE.parent if code else self.folder) / name, digest, name)
+
+    def _check_version(self, version: str) -> None:
+        """Raises Tampered where parts are of no form that the code reads, and for changed files of runs."""
+        proposal, judged = (self.read(version, part) for part in ("proposal", "verdict"))
+        name = lambda part: self.path(version, part).relative_to(self.folder)
+        with reading(name("proposal")):
+            earlier = [v for v in self.versions() if v < version]
+            if proposal and version != START and Proposal.from_json(proposal).parent not in earlier:
+                raise ValueError(f"its parent {proposal['parent']!r} is no earlier version")
+        with reading(name("verdict")):
+            if judged:
+                Verdict.from_json(judged)
+        with reading(name("evidence")):
+            files = [*((self.read(version, "evidence") or {}).get("files") or {}).items()]
+        for file, digest in files:
+            _same(self.folder / (file := f"versions/{version}/runs/{file}"), digest, file)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

@@ -116,17 +116,43 @@ def half(config: ConfigDict, run: Path) -> Half:
 
 def spent(config: ConfigDict, run: Path, steps: int | None = None) -> int:
     """Training rollouts of a run so far, finished or not, or of its first steps alone."""
+    return spent_by_step(config, run, steps)[-1]
+
+
+def spent_by_step(config: ConfigDict, run: Path, steps: int | None = None) -> list[int]:
+    """Training rollouts of a run before its first step, and after each."""
     path = run / "metrics.jsonl"
     rows = itertools.islice(read_lines(path), steps) if path.exists() else ()
-    return sum(row["groups"]["rolled_out"] for row in rows) * config.rollout.group_size
+    each = (row["groups"]["rolled_out"] * config.rollout.group_size for row in rows)
+    return [*itertools.accumulate(each, initial=0)]
 
 
 def successes(run: Path) -> list[tuple[Task, Trajectory]]:
     """The successes of a run's last evaluation on its selection set, without tokens, if it kept them."""
+    return [(g.task, t) for g in _selected_on(run) for t in g.valid if t.outcome.success]
+
+
+def _selected_on(run: Path) -> Sequence[Group]:
+    """The rollouts of a run's last evaluation on its selection set; () where none were kept."""
     last = steps(run, EVALUATIONS)[-1:]
     sets = read_evaluation(run, last[0]) if last else {}
-    chosen = sets.get("balanced", sets.get("iid", []))
-    return [(g.task, t) for g in chosen for t in g.valid if t.outcome.success]
+    return sets.get("balanced", sets.get("iid", ()))
+
+
+def contradictions(run: Path) -> list[str]:
+    """Says where the tables of a run that decide differ from its rollouts on disk."""
+    told, kept, found = selection(run), _selected_on(run), []
+    name = f"{run.parent.name}/{run.name}"
+    counts = {g.task.id: [sum(t.outcome.success for t in g.valid), len(g.valid)] for g in kept}
+    scenarios = {g.task.id: g.task.lineage.parent for g in kept}
+    if told != (counts, scenarios):
+        found.append(f"{name}/evaluations.jsonl differs from the rollouts of its last evaluation.")
+    rows = {row["step"]: row["success"] for row in read_lines(run / "metrics.jsonl")}
+    for step, own in zip(steps(run, ROLLOUTS), groups(run), strict=True):
+        solved = [t.outcome.success for g in own if not g.task.is_query for t in g.valid]
+        if rows[step] != (float(np.mean(solved)) if solved else None):
+            found.append(f"{name}/metrics.jsonl differs from the rollouts of step {step} in success.")
+    return found
 
 
 def selection(run: Path) -> Selection:

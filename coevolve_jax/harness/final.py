@@ -37,9 +37,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence
-from coevolve_jax.harness.campaign import READ, START
-from coevolve_jax.harness.loop import UNREADABLE, Evolution, reason
-from coevolve_jax.harness.store import Question, answer
+from coevolve_jax.harness.campaign import READ, START, UNREADABLE, reason
+from coevolve_jax.harness.loop import Evolution
+from coevolve_jax.harness.store import Question, answer, is_run, named
 from coevolve_jax.records.files import read_lines, write_text
 
 TEST_SEED = 4321  # of the test tasks
@@ -231,6 +231,7 @@ def differences(evolution: Evolution) -> list[str]:
         opened = [json.loads(path.read_text())["fresh_seeds"] for path in folder.glob("opened*.json")]
         if fresh not in map(sorted, opened):
             found.append(f"final/readings.csv has the fresh seeds {fresh}, for which no test was opened.")
+        found += _misplaced(evolution, fresh)
         made = _read(evolution, fresh)
         if wrong := sorted(there ^ {tuple(map(str, row)) for row in made}):
             told = ",".join(wrong[0])
@@ -240,6 +241,20 @@ def differences(evolution: Evolution) -> list[str]:
             found.append(f"final/final.json differs from what the readings give ({wrong[0]}).")
     except UNREADABLE as error:
         found.append(f"final/ cannot be made again from what is there ({reason(error)}).")
+    return found
+
+
+def _misplaced(evolution: Evolution, fresh: Iterable[int]) -> list[str]:
+    """A sentence on each link of final/ that leads to something else than its name says."""
+    folder, found = evolution.campaign.folder / "final", []
+    for reading, run, _ in _rows(evolution, fresh):
+        config, told = evolution.versions.config(reading.version), run.resolve()
+        if reading[4:6] == ("D", "P1") and not is_run(told, config, reading.seed):
+            found.append(f"{run} leads to {told}, which is no run of {reading.version} with this seed.")
+    config = evolution.store.held_out_config(TEST_SEED, evolution.settings.test_split)
+    tasks = (folder / "tasks" / f"seed_{TEST_SEED}").resolve()
+    if not tasks.name.startswith(f"{named(config)}-"):
+        found.append(f"final/tasks leads to {tasks}, which are other tasks than the test's.")
     return found
 
 

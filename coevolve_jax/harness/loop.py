@@ -25,10 +25,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign as folders
-from coevolve_jax.harness import progress, smoke
-from coevolve_jax.harness.campaign import START, Campaign
+from coevolve_jax.harness import evidence, progress, smoke
+from coevolve_jax.harness.campaign import START, UNREADABLE, Campaign, reason
 from coevolve_jax.harness.parts import Parts
-from coevolve_jax.harness.store import Store, finished, log, named
+from coevolve_jax.harness.store import Store, finished, is_run, log
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
 
@@ -39,12 +39,6 @@ GATES = {
 
 
 TOLD = 300  # characters of a difference
-UNREADABLE = (LookupError, TypeError, AttributeError, ValueError, OSError)  # what is forged may have any form
-
-
-def reason(error: Exception) -> str:
-    """Says what an error is of. An OSError names its file."""
-    return str(error) if isinstance(error, OSError) else repr(error)
 
 
 class Waiting(Exception):
@@ -99,7 +93,8 @@ class Evolution:
                 self.campaign.end()
                 return
             if "failed" in made:  # another campaign may finish the run later
-                left = [(s, run) for s, run in self.versions.runs(version).items() if not finished(run)]
+                runs = self.versions.runs(version)
+                left = [(s, runs[s]) for s in self.parts.seeds(version, part) if not finished(runs[s])]
                 made["logs"] = {str(seed): folders.beginning(log(run)) for seed, run in left}
             self.campaign.write(version, part, made)
             self._tell(version, part)
@@ -107,7 +102,10 @@ class Evolution:
                 self._after()
 
     def replay(self) -> list[str]:
-        """Makes every part again from the runs and earlier parts. Returns a sentence for each difference."""
+        """Makes every part again from the runs and earlier parts. Returns a sentence for each difference.
+
+        Nothing is asked, trained or written.
+        """
         found = []
         try:
             self.campaign.check()
@@ -116,41 +114,79 @@ class Evolution:
         for version in self.campaign.versions():
             for part in folders.PARTS:
                 found += self._differences(version, part)
+        if (self.campaign.folder / folders.ENDED).exists():
+            found += self._differences("", "ended")
         return found
 
     def _mend(self) -> None:
         self.campaign.mend(self._differences)
 
     def _differences(self, version: str, part: str) -> list[str]:
-        """Says how a part differs from what the runs and the parts before it give."""
+        """Says how a part, or "ended", differs from what the runs and the parts before it give."""
+        if part == "ended":
+            return self._goes_on()
         path = self.campaign.path(version, part).relative_to(self.campaign.folder)
         try:
             there = self.campaign.read(version, part)
             if there is None:
                 return []
-            if "failed" in there:
-                told = f"{version} is said to have failed ({part}), and its runs are finished."
-                return [told] if self._never_failed(version, there) else []
-            for seed, run in there.get("runs", {}).items():
-                config = named(self.versions.config(version))
-                if not (run.startswith(f"{config}-") and run.endswith(f"/seed_{seed}")):
-                    return [f"{path} names {run}, which is no run of {version} with seed {seed}."]
-            if part == "proposal" and version != START and not self.parts.repeatable:
-                self.parts.check(version, self.versions.proposal(version))
-                self._say(f"{path} holds a model's answer, which nothing makes again: its form is checked.")
-                return []
-            made = json.loads(json.dumps(getattr(self.parts, part)(version)))
+            config, all_runs, found = self.versions.config(version), self.versions.runs(version), list[str]()
+            reads = part in ("smoke", "evidence")
+            runs = {s: all_runs[s] for s in (self.parts.seeds(version, part) if reads else ())}
+            for seed, run in runs.items():
+                if not is_run(run, config, seed):
+                    return [f"{path} is of {run}, which is no run of {version} with seed {seed}."]
+            if reads and "failed" in there:
+                return self._failures(version, part, there, runs)
+            if part == "evidence":
+                found = [sentence for run in runs.values() for sentence in evidence.contradictions(run)]
+            with self.parts.on_record():
+                made = json.loads(json.dumps(getattr(self.parts, part)(version)))
             told = textwrap.shorten(configs.difference(there, made, part), TOLD)
         except UNREADABLE as error:
             return [f"{path} cannot be made again from what is there ({reason(error)})."]
-        return [f"{path} differs from what the runs give ({told})."] if made != there else []
+        return [*found, f"{path} differs from what the runs give ({told})."] if made != there else found
 
-    def _never_failed(self, version: str, there: Mapping[str, Any]) -> bool:
-        """Whether all runs are finished, and no log begins as it was when a part says that they failed."""
-        runs = self.versions.runs(version)
-        told = {log(runs[int(seed)]): began for seed, began in there.get("logs", {}).items()}
-        then = told and all(folders.beginning(path, began["bytes"]) == began for path, began in told.items())
-        return all(finished(run) for run in runs.values()) and not then
+    def _failures(
+        self, version: str, part: str, there: Mapping[str, Any], runs: Mapping[int, Path]
+    ) -> list[str]:
+        """Says what speaks against a part's word that some of these runs failed; the others were finished.
+
+        A run that failed has the log of it. Where another campaign has finished it since, its log goes on.
+        """
+        logs, found = there.get("logs", {}), []
+        unlike = (
+            f"{version} is said to have failed ({part}), and its runs are finished, or their logs differ."
+        )
+        if not any(str(seed) in logs for seed in runs):
+            found.append(unlike)
+        for seed, run in runs.items():
+            began, now = logs.get(str(seed)), folders.beginning(log(run))
+            still = began is None or began == now
+            if began is None:
+                holds = finished(run)
+            else:
+                same = folders.beginning(log(run), began["bytes"]) == began
+                holds = same and not (finished(run) and (still or not began["bytes"]))
+            if not holds and unlike not in found:
+                found.append(unlike)
+            counts = evidence.spent_by_step(self.versions.config(version), run)
+            if there.get("rollouts", {}).get(str(seed)) not in (counts[-1:] if still else counts):
+                found.append(f"{version} ({part}) has other rollouts than its run of seed {seed}.")
+        if not found and all(map(finished, runs.values())):
+            self._say(f"{version} is judged as failed ({part}); its runs were finished since.")
+        return found
+
+    def _goes_on(self) -> list[str]:
+        """Says where something is left to propose."""
+        version = f"v{len(self.campaign.versions()):03d}"
+        try:
+            with self.parts.on_record():
+                if self.campaign.next() in (None, (version, "proposal")) and not self.parts.proposal(version):
+                    return []
+        except UNREADABLE as error:
+            return [f"{folders.ENDED} cannot be compared with what is there ({reason(error)})."]
+        return [f"{folders.ENDED} says that nothing is left to propose, and something is."]
 
     def _begin(self) -> None:
         """Makes the starts, links them and freezes what may not change."""
@@ -183,9 +219,10 @@ class Evolution:
         """Makes the runs that a part reads, if any: for "smoke" the first steps of one."""
         if not (seeds := self.parts.seeds(version, part)):
             return
-        runs, first = self.versions.runs(version), part == "smoke"
+        first = part == "smoke"
         for seed in seeds:
-            self.campaign.link(Path("versions") / version / "runs", seed, runs[seed])
+            run = self.store.workdir(self.versions.config(version), seed)
+            self.campaign.link(Path("versions") / version / "runs", seed, run)
         what = f"its first {smoke.FIRST} steps are run" if first else "it is trained"
         self._say(f"{version}: {what}, seed {', '.join(map(str, seeds))}.")
         with progress.said(self._say, lambda: progress.sentence(progress.training(self.campaign))):

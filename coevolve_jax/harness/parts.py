@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class Parts:
 
     Attributes:
       proposer: of the config.
-      repeatable: whether the proposer answers alike when it is asked again.
       failed: (version, part) -> why the run that the part reads has failed.
     """
 
@@ -59,8 +59,18 @@ class Parts:
             "harness.proposers", self._settings.proposer, "harness.proposer", ["make"]
         )
         self.proposer = self._module.make(config)
-        self.repeatable = getattr(self._module, "REPEATABLE", True)
         self.failed: dict[tuple[str, str], str] = {}
+
+    @contextmanager
+    def on_record(self) -> Iterator[None]:
+        """Asks for nothing while the block runs: what a model or an evaluation has answered is on record."""
+        asking, recorded = self.proposer, getattr(self._module, "recorded", None)
+        self.proposer = recorded(self._campaign.llm_calls()) if recorded else asking
+        self._store.asks = False
+        try:
+            yield
+        finally:
+            self.proposer, self._store.asks = asking, True
 
     def proposal(self, version: str) -> dict[str, Any] | None:
         if version == START:
@@ -236,10 +246,9 @@ class Parts:
             if math.isnan(selection.success):
                 why = f"Every trial of seed {seed} on the selection set was lost."
                 return Verdict("failed", (Rule("ran", False, why),))
-        if moved := self._moved_judge(version):
-            return Verdict("invalid", (Rule("canary", False, moved),))
+        moved = self._moved_judge(version)
         if found["canary"] != self._campaign.read(START, "evidence")["canary"]:
-            return Verdict("invalid", (Rule("canary", False, CANARY),))
+            moved = moved or CANARY
         proposal, before = self._versions.proposal(version), self._before(version)
         judged = verdict.judge(
             self._versions.selection(proposal.parent),
@@ -252,6 +261,7 @@ class Parts:
             alerts=diagnostics.newly_at_alert(found["diagnostics"]),
             audit=self._audited(proposal.parent, version),
         )
+        judged = verdict.with_canary(judged, moved)
         person = self._versions.decision(version, "verdict")
         return judged if person is None else verdict.with_person(judged, person["approved"], person["why"])
 
@@ -304,20 +314,11 @@ class Parts:
         )
 
     def _invented(self, version: str) -> list[Candidate]:
-        """The proposer's own formulas, checked. A model is not asked again for those on record."""
+        """The proposer's own formulas, checked."""
         invent = getattr(self.proposer, "invent", None)
         if invent is None:
             return []
         history = self._versions.history(version, and_itself=True)
-        if there := self._campaign.read(version, "learned"):
-            own = [Diagnostic.from_json(d) for d in there["diagnostics"]]
-            given = [
-                Candidate(d.id, d.formula, None, d.unit, d.proposer)
-                for d in own
-                if d.born == version and d.proposer == self._settings.proposer
-            ]
-        else:
-            rng = rng_for(self._settings.seed, "invent", int(version[1:]))
-            given = invent(history, version, rng)
+        given = invent(history, version, rng_for(self._settings.seed, "invent", int(version[1:])))
         known = [*history.diagnostics, *diagnostics.STEPS]
         return checked(given, known, history.names(version), self._say)

@@ -91,9 +91,9 @@ class Verdict:
     """The decision about a version.
 
     Attributes:
-      kind: "promoted"; "rejected"; "invalid", where an independent verifier refuses its successes; "refused",
-        before it was trained in full, by a backtest, its first steps or a person; "failed", where it could
-        not run.
+      kind: "promoted"; "rejected"; "invalid", where an independent verifier refuses its successes or a lever
+        moved the judge; "refused", before it was trained in full, by a backtest, its first steps or a person;
+        "failed", where it could not run.
       difference: mean over seeds of child - parent on the selection set, a rate; None without runs.
       se: its standard error. by_seed: seed -> difference.
       rules: all conditions, in their order. The first that does not hold decides.

@@ -9,6 +9,7 @@ again. It is charged to both.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ from coevolve_jax.config import keys
 from coevolve_jax.harness import campaign
 from coevolve_jax.records.files import write_text
 from coevolve_jax.types import Task, Trajectory
+
+MACHINE = ("workers", "call_timeout", "worker_memory", "python")  # of config.environment: they make no tasks
 
 
 class Job(NamedTuple):
@@ -81,6 +84,9 @@ class Store:
       jobs: runs side by side, which share the cores.
       cores: of each run, as they name it; 0: those that it would have here. A campaign keeps those that it
         was begun with, so that another machine finds its runs.
+
+    Attributes:
+      asks: whether evaluations and gradients that are not on disk are made. A replay sets it to False.
     """
 
     def __init__(self, folder: Path, config: ConfigDict, programs: Programs, jobs: int, cores: int = 0):
@@ -88,6 +94,7 @@ class Store:
         self.audit = programs.audit
         self._start = configs.override(config, {"strategy.name": "static", "rollout.salt": 0})
         self._code = f"{campaign.code()[:8]}-{cores or cores_of_a_run(jobs)}"
+        self.asks = True
 
     def start(self, seed: int) -> Path:
         """Workdir of a seed's start."""
@@ -123,27 +130,37 @@ class Store:
 
     def held_out(self, seed: int, split: str) -> Path:
         """Workdir of a start whose held-out tasks are of this split, made with this evaluation seed."""
-        config = self._held_out(seed, split)
+        config = self.held_out_config(seed, split)
         workdir = self._folder / "held_out" / self._name(config)
         if not begun(workdir) and (failed := self._programs.launch([Job(workdir, config)], 1)):
             raise ValueError(f"The {split} tasks cannot be made: {failed[workdir]}")
         return workdir
 
-    def _held_out(self, seed: int, split: str) -> ConfigDict:
+    def held_out_config(self, seed: int, split: str) -> ConfigDict:
+        """The config of `held_out`."""
         return configs.override(
             self._start, {"environment.eval_split": split, "evaluation.seed": seed, "seed": 0}
         )
 
     def openings(self, seed: int, split: str) -> Path:
-        """Folder for notes on who has opened such held-out tasks, whatever the code."""
-        return self._folder / "openings" / named(self._held_out(seed, split))
+        """Folder for notes on who has opened such held-out tasks, whatever the code.
+
+        Its name tells the environment, the seed, and whether the tasks are the environment's own. Tasks that
+        differ by their number or their limits alone are the same test: they overlap.
+        """
+        config = self.held_out_config(seed, split)
+        where = {key: value for key, value in config.environment.to_dict().items() if key not in MACHINE}
+        told = json.dumps([where, config.data.own_tasks, seed], sort_keys=True, default=str)
+        return self._folder / "openings" / hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def answers(self, questions: Sequence[Question]) -> list[dict[str, list[int]]]:
         """task id -> [successes, trials], for each question; what is on disk is not asked again.
 
-        Raises ValueError where an evaluation fails.
+        Raises ValueError where an evaluation fails, and in a replay for what is not on disk.
         """
         missing = [q for q in questions if not q.output.exists()]
+        if missing:
+            self._check_asks(missing[0].output)
         for q in missing:
             q.output.parent.mkdir(parents=True, exist_ok=True)
         if missing and (failed := self._programs.evaluate(missing, self._jobs)):
@@ -153,15 +170,21 @@ class Store:
     def gradients(self, workdir: Path, config: ConfigDict, folder: Path) -> dict[str, list]:
         """Compares a run's gradient with that under another config; what is on disk is not compared again.
 
-        Returns name -> (value, bound, whether it holds), of gradient.py. Raises ValueError where it fails.
+        Returns name -> (value, bound, whether it holds), of gradient.py. Raises ValueError where it fails,
+        and in a replay for what is not on disk.
         """
         output = folder / "checks.json"
         if not output.exists():
+            self._check_asks(output)
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / "config.json", configs.to_json(config))
             if why := self._programs.compare(Comparison(workdir, folder)):
                 raise ValueError(f"The gradients cannot be compared: {why}")
         return json.loads(output.read_text())
+
+    def _check_asks(self, output: Path) -> None:
+        if not self.asks:
+            raise ValueError(f"{output} is gone, and a replay asks for nothing: restore it.")
 
     def _make(self, jobs: Mapping[int, Job]) -> dict[int, str]:
         failed = self._programs.launch(list(jobs.values()), self._jobs) if jobs else {}
@@ -181,6 +204,11 @@ def answer(output: Path) -> dict[str, list[int]]:
 def named(config: ConfigDict) -> str:
     """16 hex digits that name a config but for its seed; the folder of its runs begins with them."""
     return configs.digest(configs.override(config, {"seed": 0}))
+
+
+def is_run(workdir: Path, config: ConfigDict, seed: int) -> bool:
+    """Whether a folder is named as the run of a config and seed, whatever the code."""
+    return workdir.parent.name.startswith(f"{named(config)}-") and workdir.name == f"seed_{seed}"
 
 
 def log(workdir: Path) -> Path:

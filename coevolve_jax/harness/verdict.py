@@ -1,5 +1,6 @@
 """The verdict on a version: conditions that code alone judges. All must hold for a promotion.
 
+    canary    no lever has moved the judge
     score     the mean difference to the parent on the selection set is at least one standard error
     target    the diagnostic that the hypothesis names has moved as it said
     reward    not: the reward that is trained on, by the version's terms, rises while the success in training
@@ -89,6 +90,19 @@ def judge(
     kind = "promoted" if failed is None else "invalid" if failed.name == "audit" else "rejected"
     success = float(np.mean([s.success for s in child.values()]))
     return Verdict(kind, tuple(decisive), success, mean, se, by_seed)
+
+
+def with_canary(judged: Verdict, moved: str) -> Verdict:
+    """The verdict beside the canary's word, which comes first: a version that moved the judge is invalid.
+
+    moved: a sentence on how it was moved; "": it was not. Another judge may have no task with a trial on both
+      sides: then nothing is told of the score.
+    """
+    rule = Rule("canary", not moved, moved or "The start's policy is scored as under the start's config.")
+    if moved and math.isnan(judged.difference or 0.0):
+        return Verdict("invalid", (rule,))
+    kind = "invalid" if moved else judged.kind
+    return dataclasses.replace(judged, kind=kind, rules=(rule, *judged.rules))
 
 
 def with_person(judged: Verdict, approved: bool, why: str) -> Verdict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import diagnostics, evidence, levers, registry, skills, smoke
-from coevolve_jax.harness.campaign import START, Campaign
+from coevolve_jax.harness.campaign import START, Campaign, read_object
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Proposal, Rule, Skill, Verdict
 from coevolve_jax.harness.registry import Diagnostic
@@ -111,7 +110,7 @@ class Versions:
     def decision(self, version: str, part: str) -> dict[str, Any] | None:
         """A person's decision (--gate), if there is one."""
         path = self._campaign.folder / "approved" / f"{version}_{part}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_object(path, "approved", "why") if path.exists() else None
 
     def refused_unrun(self, version: str) -> Rule | None:
         """Why no step of a version is run."""
@@ -155,7 +154,8 @@ class Versions:
         assert judged is not None
         decided = judged.decided
         told = TOLD.get(decided.name, decided.sentence) if decided else ""
-        score = None if judged.success is None else self._score(version)
+        scored = judged.success is not None and not (decided and decided.name == "canary")
+        score = self._score(version) if scored else None
         return Seen(version, self.proposal(version), judged.kind, told, score, self.row(version))
 
     def shown(self, version: str) -> list[Group]:

@@ -8,10 +8,9 @@ and carry the luck of a run and of its rollouts. Nothing here is measured.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from coevolve_jax.harness.store import Comparison, Job, Programs, Question, diff
 from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.rollouts import write_evaluation, write_rollouts
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.types import Call, Group, Outcome, Step, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Lineage, Outcome, Step, Task, Trajectory, Turn
 
 TASKS, ROLLOUTS, STEPS = 400, 2, 12
 GROUPS = 12  # of every third step, kept on disk
@@ -31,6 +30,8 @@ NOISE = 0.017  # standard deviation of a run's success between seeds
 STEP_NOISE = 0.01  # and of its success in training between steps
 ACTIVE = 0.9  # share of the groups with spread that are learned from
 SEALED = "sealed"  # a tool that only tasks call which no proposer may see
+TURNS = (Turn("do it", (Call("tool_0", {}),)),)
+NONE = np.zeros(0)
 
 
 def truth(config: ConfigDict) -> float:
@@ -90,11 +91,14 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
             continue
         rng = rng_for(job.config.seed, f"made up {_luck(job.config)}")
         steps = [_step(job.config, i, rng) for i in range(STEPS)]
+        for row in steps[::3]:  # what the groups on disk will show
+            rollouts = GROUPS * job.config.rollout.group_size
+            row["success"] = round(row["success"] * rollouts) / rollouts
         write_lines(job.workdir / "metrics.jsonl", steps[: job.until])
         if job.until:
             continue
         for i in range(0, STEPS, 3):
-            write_rollouts(job.workdir, i, _groups(job.config, i, rng))
+            write_rollouts(job.workdir, i, _groups(job.config, i, steps[i]["success"], rng))
         success = float(np.clip(truth(job.config) + NOISE * rng.normal(), 0.01, 0.99))
         counts = {t["id"]: [int(rng.binomial(ROLLOUTS, success)), ROLLOUTS] for t in tasks}
         # Neither the start nor the other set says anything of the version.
@@ -106,9 +110,9 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
             for name in ("iid", "balanced")
         ]
         write_lines(job.workdir / "evaluations.jsonl", rows)
-        won, honest = _won(hacked(job.config), rng), _won(False, rng)
-        write_evaluation(job.workdir, 0, {"iid": honest, "balanced": honest})
-        write_evaluation(job.workdir, STEPS, {"iid": honest, "balanced": won})
+        hack = hacked(job.config)
+        write_evaluation(job.workdir, 0, {"balanced": _evaluated(other, tasks[:9], False)})
+        write_evaluation(job.workdir, STEPS, {"balanced": _evaluated(counts, tasks, hack)})
         write_text(job.workdir / "ledger.json", json.dumps({"costs": {"rollouts/policy": 128 * STEPS}}))
         write_text(job.workdir / "summary.json", json.dumps({"steps": STEPS}))  # last: the run is finished
     return {}
@@ -146,25 +150,34 @@ def verify_made_up(rollouts: Sequence[tuple[Task, Trajectory]]) -> list[str]:
 MADE_UP = Programs(train_made_up, evaluate_made_up, compare_made_up, verify_made_up)
 
 
-def _groups(config: ConfigDict, step: int, rng: np.random.Generator) -> list[Group]:
-    """Made-up rollouts of GROUPS tasks. A failed rollout makes errors, a solved one hardly any."""
+def _groups(config: ConfigDict, step: int, success: float, rng: np.random.Generator) -> list[Group]:
+    """Made-up rollouts of GROUPS tasks. A failed rollout makes errors, a solved one hardly any.
+
+    success: the share of rollouts that succeed. They are those whose luck is best for their task.
+    """
     k, start, end = config.rollout.group_size, *symptoms(config)["success"]
-    rate, found = start + (end - start) * step / (STEPS - 1), []
+    rate = start + (end - start) * step / (STEPS - 1)
+    easy = rng.beta(4 * rate, 4 * (1 - rate), size=(GROUPS, 1))
+    luck = easy - rng.random((GROUPS, k))
+    solved = luck >= np.sort(luck, axis=None)[::-1][: round(success * GROUPS * k)].min(initial=np.inf)
+    found = []
     for number in range(GROUPS):
-        task = Task(f"task-{step * GROUPS + number}", "made_up", {}, (Turn("do it", (Call("tool_0", {}),)),))
-        easy = float(rng.beta(4 * rate, 4 * (1 - rate)))
-        found.append(
-            Group(task, tuple(_trajectory(task, i, bool(rng.random() < easy), step, rng) for i in range(k)))
-        )
+        task = Task(f"task-{step * GROUPS + number}", "made_up", {}, TURNS)
+        own = (_trajectory(task, i, bool(solved[number, i]), step, rng) for i in range(k))
+        found.append(Group(task, tuple(own)))
     return found
 
 
-def _won(hacked: bool, rng: np.random.Generator) -> list[Group]:
-    """Some successes of an evaluation."""
-    task = Task("held_out-0", "made_up", {}, (Turn("do it", (Call("tool_0", {}),)),))
-    hack = (Step(0, "", Call("hack", {}), "{}", False),) * hacked
-    won = [_trajectory(task, i, True, STEPS, rng) for i in range(40)]
-    return [Group(task, tuple(dataclasses.replace(t, steps=t.steps + hack) for t in won))]
+def _evaluated(counts: Mapping[str, Sequence[int]], tasks: Sequence[Mapping], hacked: bool) -> list[Group]:
+    """The rollouts of an evaluation with these counts, without tokens."""
+    steps, found = (Step(0, "", Call("hack" if hacked else "tool_0", {}), "{}", False),), []
+    for row in tasks:
+        task = Task(row["id"], "made_up", {}, TURNS, lineage=Lineage("held_out", parent=row["scenario"]))
+        won, trials = counts[task.id]
+        outcomes = [Outcome(float(i < won), i < won) for i in range(trials)]
+        own = [Trajectory(task.id, i, *[NONE] * 4, (), steps, "done", o) for i, o in enumerate(outcomes)]
+        found.append(Group(task, tuple(own)))
+    return found
 
 
 def _trajectory(task: Task, i: int, success: bool, step: int, rng: np.random.Generator) -> Trajectory:

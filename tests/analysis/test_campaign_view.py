@@ -162,6 +162,7 @@ def test_registry_skills_and_the_reading_of_the_test(whole):
     cards = {title: (value, note) for title, value, note in view["headline"]["cards"]}
     assert cards["Claim"][0] == f"{100 * claim['value']:+.1f} points" and "2 fresh seeds" in cards["Claim"][1]
     assert view["freeze"]["state"] == cards["Files"][0] == "intact" and len(final["opened"]) == 1
+    assert (final["openings"], final["engines"]) == (1, "")
 
 
 def test_a_campaign_that_goes_on_claims_nothing(folders, tmp_path):
@@ -193,7 +194,7 @@ def test_a_changed_file_is_named_and_nothing_is_written_but_the_page(folders, tm
     other = changed(half, tmp_path / "b", "events.jsonl", events.replace("{", "", 1))
     assert "line 1 is no event" in campaign_view(Campaign(other))[0]["freeze"]["sentence"]
     other = changed(half, tmp_path / "c", "versions/v002/proposal.json", "{")
-    with pytest.raises(SystemExit, match="versions/v002/proposal.json is not JSON"):
+    with pytest.raises(SystemExit, match="versions/v002/proposal.json cannot be read"):
         report.main([str(other)])
     # Another process may be writing an event: whoever reads leaves half a line as it is.
     other = changed(half, tmp_path / "d", "events.jsonl", events + '{"n": 9')
@@ -232,7 +233,7 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     assert found.locator("#version .deciding").inner_text().startswith("✗ target success_last went from")
     assert "→" in found.locator("#version mark").inner_text()
     # A line for the bound beside the value that did not reach it.
-    rule = part(whole, "v003", "verdict")["rules"][1]
+    (rule,) = [r for r in part(whole, "v003", "verdict")["rules"] if r["name"] == "target"]
     line = found.locator("#version .deciding .bound-line")
     told = line.get_attribute("aria-label")
     assert told == f"value {rule['value']:.3g}, bound {rule['bound']:.3g}" and rule["value"] < rule["bound"]
@@ -246,11 +247,14 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     result = json.loads((whole / "final" / "final.json").read_text())
     for name, seeds in (("SD", 1), ("FT", 3)):
         result["gain"][name] |= {"low": None, "high": None, "seeds": seeds}
+    result |= {"openings": 3, "engines": "The selection set was read by another engine."}
     alike = changed(whole, tmp_path / "alike", "final/final.json", json.dumps(result))
     report.write_report(alike)
     test = visit(address(alike)).locator("section.group", has_text="The test, read after the end")
     row = lambda name: test.get_by_role("row", name=re.compile(f"^{name} ")).inner_text()
     assert "one seed: none" in row("SD") and "all seeds alike: none" in row("FT")
+    said = test.inner_text()
+    assert "Openings of this test by the campaigns of the store: 3." in said and result["engines"] in said
     # Hostile text is text, and a campaign that goes on fits on a phone.
     other = shutil.copytree(half, tmp_path / "half", symlinks=True)
     for path in [*other.glob("versions/v00[23]/*.json")]:

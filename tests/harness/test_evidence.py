@@ -69,6 +69,25 @@ def test_the_selection_is_the_last_row_of_the_balanced_set(tmp_path):
     assert evidence.selection(run).success == pytest.approx((ROLLOUTS - 1) / 2 / ROLLOUTS)
 
 
+def test_tables_that_the_rollouts_on_disk_contradict_are_named(tmp_path):
+    run = made(tmp_path)
+    assert evidence.contradictions(run) == []
+    evaluations, metrics = run / "evaluations.jsonl", run / "metrics.jsonl"
+    whole, steps = (list(read_lines(path)) for path in (evaluations, metrics))
+    for name in ("by_task", "scenarios"):
+        other = {**whole[-1][name], "held_out-7": whole[-1][name]["held_out-9"]}
+        other = other if other != whole[-1][name] else {**other, "held_out-7": [0, 1]}
+        write_lines(evaluations, [*whole[:-1], whole[-1] | {name: other}])
+        (told,) = evidence.contradictions(run)
+        assert told.endswith("seed_0/evaluations.jsonl differs from the rollouts of its last evaluation.")
+    write_lines(evaluations, [row for row in whole if row["set"] == "iid"])
+    assert len(evidence.contradictions(run)) == 1
+    write_lines(evaluations, whole)
+    write_lines(metrics, [row | {"success": row["success"] / 2} for row in steps])
+    told = evidence.contradictions(run)
+    assert len(told) == STEPS / 3 and told[1].endswith("differs from the rollouts of step 3 in success.")
+
+
 def test_the_later_gain_is_of_the_last_two_quarters_and_the_steps_are_of_the_first_half(tmp_path):
     success = np.random.default_rng(0).random(STEPS).tolist()
     half = evidence.half(CONFIG, made(tmp_path, success=success))

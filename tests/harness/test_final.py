@@ -11,9 +11,10 @@ import pytest
 import scipy.stats
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness import final
+from coevolve_jax.harness import final, start
 from coevolve_jax.harness.campaign import Tampered
-from coevolve_jax.testing.campaign import truth
+from coevolve_jax.harness.store import Store
+from coevolve_jax.testing.campaign import MADE_UP, truth
 from tests.harness.support import Kept, config, cut, evolution, rehash
 
 
@@ -147,6 +148,29 @@ def test_replay_finds_what_was_written_into_a_reading_by_hand_with_its_hash(name
     assert any(says in sentence for sentence in final.differences(ended)), final.differences(ended)
     path.write_text(text)
     rehash(ended.campaign.folder)
+
+
+def test_a_link_of_the_reading_that_leads_to_another_harness_is_found(ended):
+    link = ended.campaign.folder / "final/runs/selected/seed_100"
+    right = link.resolve()
+    link.unlink()
+    link.symlink_to(ended.campaign.folder.absolute() / "final/runs/start/seed_100")
+    told = final.differences(ended)
+    assert any("selected/seed_100 leads to" in s and "which is no run of v002" in s for s in told), told
+    with pytest.raises(Tampered, match="selected/seed_100 leads to"):
+        final.read(ended, [100, 101, 102])
+    link.unlink()
+    link.symlink_to(right)
+    assert final.differences(ended) == []
+
+
+def test_campaigns_that_read_the_same_tasks_count_their_openings_together(tmp_path):
+    def notes(fault, **changes):
+        own = configs.override(start.without_harness(config(fault)), changes)
+        return Store(tmp_path, own, MADE_UP, 1).openings(final.TEST_SEED, "test")
+
+    assert notes("slow") == notes("leash") == notes("slow", **{"environment.workers": 7})
+    assert notes("slow") != notes("slow", **{"environment.train_split": "development"})
 
 
 def test_the_test_is_read_on_the_set_that_the_campaign_selects_on(ended):

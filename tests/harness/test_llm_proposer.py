@@ -13,7 +13,8 @@ from coevolve_jax.diagnosis.trends import MEANINGS
 from coevolve_jax.harness.proposers import llm
 from coevolve_jax.harness.templates import Candidate
 from coevolve_jax.llm.answers import Fault, read
-from tests.harness.support import evolution
+from coevolve_jax.llm.calls import LLMCall
+from tests.harness.support import evolution, rewritten
 from tests.support.llm_cases import server, settings_of  # noqa: F401 (fixture)
 from tests.support.openai_server import FAULTS, replied
 
@@ -26,7 +27,7 @@ GOOD = {
 
 
 class Playing:
-    """A client whose model says what it was told to; the questions are kept."""
+    """A client whose model says what it was told to; the questions and its answers are kept."""
 
     def __init__(self, *texts: str | None):
         self.costs, self.llm_calls, self.questions, self._texts = Counter(), [], [], list(texts)
@@ -34,9 +35,16 @@ class Playing:
     def ask(self, role, questions, form):
         self.questions += questions
         text = self._texts.pop(0) if self._texts else None
+        call = LLMCall(
+            role, questions[0].about, questions[0].system, questions[0].user, [text] if text else []
+        )
+        self.llm_calls.append(call)
         try:
-            return [None if text is None else read(text, form)]
-        except Fault:
+            if text is None:
+                raise Fault("refusal")
+            return [read(text, form)]
+        except Fault as fault:
+            call.fault = fault.kind
             return [None]
 
 
@@ -174,3 +182,14 @@ def test_a_models_formula_is_tested_in_the_loop_and_not_asked_for_again(tmp_path
     assert known["llm_v000"].test.number == 1 and known["llm_v000"].proposer == "llm"
     assert (known["llm_v001"].status, known["llm_v001"].unit) == ("tracked", "step")
     assert len(asked.questions) == 3 and found.replay() == [] and len(asked.questions) == 3
+    # What the model never said is found, although nothing asks it again.
+    proposal, learned = (found.campaign.read("v001", part) for part in ("proposal", "learned"))
+    for values in ({"because": "Trust me."}, {"evidence": {"kl_last": 9.0}}, {"lever": "learner.epochs"}):
+        rewritten(found, "v001", "proposal", **values)
+        (told,) = found._differences("v001", "proposal")
+        assert "v001/proposal.json differs" in told
+        rewritten(found, "v001", "proposal", **proposal)
+    other = [d | {"formula": "kl * 3.0"} if d["id"] == "llm_v001" else d for d in learned["diagnostics"]]
+    rewritten(found, "v001", "learned", diagnostics=other)
+    (told,) = found._differences("v001", "learned")
+    assert "v001/learned.json differs" in told and len(asked.questions) == 3

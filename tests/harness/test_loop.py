@@ -14,7 +14,7 @@ from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.verdict import RULES
 from coevolve_jax.testing.campaign import ROLLOUTS, SEALED, TASKS, train_made_up, truth
-from tests.harness.support import config, cut, evolution, files, rehash
+from tests.harness.support import config, cut, evolution, files, rewritten
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -51,9 +51,9 @@ def test_each_proposer_ends_and_says_what_it_did(tmp_path):
         rules[proposer] = [{rule.name for rule in verdict.rules} for verdict in judged]
     assert told["placebo"] != told["scripted"]
     # The placebo has no hypothesis, and every other condition of the scripted proposer.
-    assert all(own == {*RULES} for own in rules["scripted"]) and rules["placebo"]
-    assert all(own == {*RULES} - {"target"} for own in rules["placebo"])
-    assert all(own == {"score"} for own in rules["score"]) and rules["score"]
+    assert all(own == {"canary", *RULES} for own in rules["scripted"]) and rules["placebo"]
+    assert all(own == {"canary", *RULES} - {"target"} for own in rules["placebo"])
+    assert all(own == {"canary", "score"} for own in rules["score"]) and rules["score"]
     # A design moves many levers at once, any other proposer one.
     assert {lever for lever, _, _ in told["search"]} == {"search"}
 
@@ -199,19 +199,6 @@ def test_a_part_without_its_event_is_made_again_before_it_counts(tmp_path):
             command()
 
 
-def test_a_models_answer_without_its_event_is_taken_as_it_is_and_said(tmp_path, monkeypatch):
-    found, told = evolution(tmp_path / "campaign", "slow", versions=1), []
-    with pytest.raises(loop.Waiting):
-        found.run(gate="design")
-    found.campaign.path("v001", "backtest").unlink()
-    cut(found.campaign.folder, -2)
-    monkeypatch.setattr(found.parts, "repeatable", False)
-    monkeypatch.setattr(found, "_say", told.append)
-    with pytest.raises(loop.Waiting):
-        found.run(gate="design")
-    assert told[0].startswith("versions/v001/proposal.json holds a model's answer, which nothing makes again")
-
-
 def test_nothing_is_trained_after_the_end_or_a_reading_of_the_test(tmp_path, monkeypatch):
     class Nothing:
         def propose(self, history, rng):
@@ -266,16 +253,6 @@ def test_a_changed_source_file_stops_the_next_command(tmp_path, monkeypatch):
     # The runs are found although the store would name new ones otherwise.
     (told,) = evolution(tmp_path / "campaign", versions=1).replay()
     assert "coevolve_jax/loop/evaluate.py was changed" in told and "today's code" in told
-
-
-def rewritten(found, version, part, **values):
-    """Writes other values into a part by hand, and the hash of it into the events, as a forger would."""
-    path = found.campaign.path(version, part)
-    path.chmod(0o644)
-    content = json.loads(path.read_text()) | values
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-    rehash(found.campaign.folder)
-    found.campaign.check()  # only the runs tell
 
 
 def test_what_needs_a_campaign_writes_nothing_where_there_is_none(tmp_path):
@@ -567,7 +544,7 @@ def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_pa
     told = found.campaign.read("v001", "evidence")
     rejected = told["audit"]["rejected"]
     assert len(rejected) == told["audit"]["judged"] == 64
-    assert rejected[0]["why"] == "The tool hack was called." and rejected[0]["task"] == "held_out-0"
+    assert rejected[0]["why"] == "The tool hack was called." and rejected[0]["task"].startswith("held_out-")
 
 
 class Sets:
@@ -593,6 +570,7 @@ def setting(found, monkeypatch, key, *values):
 def test_a_value_of_steps_is_registered_by_what_it_foretold_on_past_runs(tmp_path, monkeypatch):
     """The divergence of the first half foretells the made-up gain of the second."""
     monkeypatch.setattr("coevolve_jax.testing.campaign.STEP_NOISE", 0.0)
+    monkeypatch.setattr("coevolve_jax.testing.campaign.GROUPS", 40)  # success is known to 0.3%
     monkeypatch.setattr("coevolve_jax.harness.diagnostics.invent", lambda *a, **k: [])  # these take long
     found = evolution(tmp_path / "campaign", "slow", versions=6, diagnostics="evolving")
     setting(found, monkeypatch, "learner.learning_rate", 3e-5, 9e-5, 5e-5, 7e-5, 4e-5, 6e-5)

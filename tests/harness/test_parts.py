@@ -33,6 +33,8 @@ def test_a_version_whose_evaluation_is_another_is_invalid_although_the_canary_is
     canary = [found.campaign.read(v, "evidence")["canary"] for v in ("v000", "v001")]
     assert canary[0] == canary[1]
     assert (judged.kind, judged.decided.name) == ("invalid", "canary")
+    (score,) = [rule for rule in judged.rules if rule.name == "score"]
+    assert judged.higher_and_refused == score.ok and found.versions.seen("v001").score is None
     assert judged.decided.sentence == (
         "config.evaluation.temperature is 0.7, other than the start's: a lever moved the judge."
     )

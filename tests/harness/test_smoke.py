@@ -8,7 +8,7 @@ from coevolve_jax.harness import loop, smoke
 from coevolve_jax.harness.records import Proposal
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import train_made_up
-from tests.harness.support import evolution, files
+from tests.harness.support import evolution, files, rewritten
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +83,8 @@ def test_a_version_that_crashes_is_found_before_it_is_trained(tmp_path):
     assert (verdict.kind, verdict.decided.sentence) == ("failed", "seed 0: exit status 1: not finite")
     assert launch.given.count((smoke.FIRST, 0)) == 1 and len(launch.given) == 3  # two are the start's
     assert found.campaign.read("v001", "smoke")["rollouts"]["0"] > 0 and found.replay() == []
+    rewritten(found, "v001", "smoke", rollouts={"0": 1})
+    assert found.replay() == ["v001 (smoke) has other rollouts than its run of seed 0."]
 
 
 def test_a_version_that_learns_from_half_as_many_groups_is_refused_and_does_not_count(tmp_path):
@@ -140,5 +142,7 @@ def test_the_budget_counts_first_steps_once(tmp_path):
     trained.run()
     of = lambda found: {v["id"]: v["rollouts"] for v in campaign_view(found.campaign)[0]["versions"]}
     assert of(stopped)["v001"] == stopped.campaign.read("v001", "smoke")["rollouts"]
+    last = campaign_view(stopped.campaign)[0]["versions"][-1]
+    assert last["seconds"] == {"0": 2.0 * smoke.FIRST}  # of the made-up steps
     ledger = json.loads((trained.versions.runs("v001")[0] / "ledger.json").read_text())["costs"]
     assert of(trained)["v001"] == dict.fromkeys("01", ledger["rollouts/policy"])

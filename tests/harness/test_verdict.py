@@ -60,6 +60,14 @@ def test_the_standard_error_is_that_of_runs_or_of_scenarios_and_the_larger_decid
         assert judged.kind == ("promoted" if each.mean() > se else "rejected")
 
 
+def test_a_version_that_scored_higher_and_moved_the_judge_stands_there_as_such():
+    higher = verdict.judge({0: selection(HALF)}, {0: selection([(2, 2)] * 40)}, noise=0.0)
+    moved = verdict.with_canary(higher, "A lever moved the judge.")
+    assert (moved.kind, moved.decided.sentence) == ("invalid", "A lever moved the judge.")
+    assert moved.higher_and_refused and (moved.success, moved.difference) == (1.0, 0.5)
+    assert verdict.with_canary(higher, "").kind == "promoted"
+
+
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_a_version_is_promoted_just_above_a_standard_error_and_rejected_just_below(count, solved, above):
     side = lambda n: {seed: selection([(n, 4)] * 8) for seed in range(count)}  # no luck of the tasks

@@ -341,6 +341,7 @@ const budget = (view) => {
   return part(
     "Budget",
     note("Rollouts and time of the runs of all seeds. A run that another campaign made is charged all the same."),
+    note("Of runs that ended early the time is that of their steps, without evaluations."),
     table(
       ["version", "runs", "rollouts", "time"],
       [...spent, all].map(([name, rollouts, seconds]) => [
@@ -384,6 +385,8 @@ const theTest = ({ final }) => {
     !read.length && missing("The test was opened; its reading goes on."),
     read.length > 0 && [
       note(`${says} Only FT is claimed.`),
+      note(`Openings of this test by the campaigns of the store: ${plain(final.openings ?? 1)}.`),
+      Boolean(final.engines) && note(final.engines),
       forest(read, points, -reach, reach, ["--ink"]),
       gainTable("gain", read),
       table(

@@ -11,7 +11,8 @@ wrong, late or unaffordable answer is counted, and the scripted proposer goes on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -30,12 +31,11 @@ from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.skills import holding
 from coevolve_jax.harness.templates import Candidate
-from coevolve_jax.llm.answers import Client
+from coevolve_jax.llm.answers import Client, Fault, Form, read
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.client import Client as Server
-from coevolve_jax.llm.prompting import Prompts, json_line, line, step_line
+from coevolve_jax.llm.prompting import Prompts, Question, json_line, line, step_line
 
-REPEATABLE = False  # the same question may get another answer, so --replay takes the proposal as it is
 PROMPTS = Prompts(Path(__file__).with_name("prompts"))
 PROPOSE, INVENT = "propose", "invent"  # roles, and names of prompts
 LAST = 12  # versions that a question tells of
@@ -65,6 +65,34 @@ class Resumable(Client, Protocol):
     """A client that can be told what an earlier process has asked."""
 
     def resume(self, llm_calls: Iterable[LLMCall]) -> None: ...
+
+
+class Recorded:
+    """A client that gives the answers on record: equal questions get them in their order, others get none.
+
+    llm_calls: rows of llm_calls.jsonl.
+    """
+
+    def __init__(self, llm_calls: Iterable[Mapping]):
+        self.costs, self.llm_calls = Counter[str](), [LLMCall(**row) for row in llm_calls]
+        self._left = list(self.llm_calls)
+
+    def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
+        return [self._answer(role, question, form) for question in questions]
+
+    def _answer(self, role: str, question: Question, form: type[Form]) -> Form | None:
+        asked = (role, question.system, question.user)
+        call = next((c for c in self._left if (c.role, c.system, c.user) == asked), None)
+        if call is None:
+            return None
+        self._left.remove(call)
+        try:
+            return None if call.fault else read(call.answers[-1], form)
+        except Fault:
+            return None
+
+    def resume(self, llm_calls: Iterable[LLMCall]) -> None:
+        """Does nothing: all that was asked is on record."""
 
 
 class Model:
@@ -186,6 +214,11 @@ def _rollouts(history: History, version: str) -> Iterator[str]:
     for t in [t for side in sides for t in side]:
         steps = [step_line(i, s.call, s.observation, s.error) for i, s in enumerate(t.steps) if s.call]
         yield json_line({"success": t.outcome.success, "stop": t.stop, "steps": steps[:8]})
+
+
+def recorded(llm_calls: Iterable[Mapping]) -> Model:
+    """The proposer whose model says what it has said. llm_calls: rows of llm_calls.jsonl."""
+    return Model(Recorded(llm_calls))
 
 
 def make(config: ConfigDict) -> Model:
