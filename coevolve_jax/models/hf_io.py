@@ -171,7 +171,7 @@ def save(
                 # Wait for the oldest file: this bounds the files in host memory.
                 if len(writing) == WRITERS:
                     writing.popleft().result()
-                writing.append(pool.submit(save_file, tensors, temporary / name, metadata={"format": "pt"}))
+                writing.append(pool.submit(save_tensors, tensors, temporary / name))
             del tensors
         for file in writing:
             file.result()
@@ -396,6 +396,17 @@ def folder_beside(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_tensors(tensors: dict[str, np.ndarray], file: Path) -> None:
+    """Writes a new file of safetensors, readable by whom the umask lets read.
+
+    save_file alone would make it private to its owner.
+    """
+    file.touch()
+    mode = file.stat().st_mode & 0o777
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode)
 
 
 def write_json(file: Path, content: Mapping) -> None:
