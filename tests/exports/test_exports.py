@@ -200,9 +200,10 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
     assert (
         "(`adapter/`, for peft, on the policy after the warm start: the run's `warm_start/policy`) |" in told
     )
-    model_card.write(workdir / "policy", config, summary)
+    elsewhere = configs.override(config, {"checkpoint.folder": "gs://bucket/run"})
+    model_card.write(workdir / "policy", elsewhere, summary)
     text = (workdir / "policy" / "README.md").read_text()
-    assert text.startswith("---\nlibrary_name: transformers\n")
+    assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: ")
     for told in (
         "| base model | `models/tiny_qwen3` |",
         "| trained parameters | LoRA of rank 8 (`adapter/`, for peft) |",
@@ -212,14 +213,70 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
         "## Success on 20 held-out tasks",
         f"| after | {summary['held_out']['after']['success']:.1%}, 95% interval ",
         "| gain | +",
-        "4 rollouts each before and 4 after, at temperature 1.",
+        "| first tasks | 8, explored |",
+        "The tasks are synthetic, of the split `development`. Their answers are not trained on. "
+        "Each has 4 rollouts before and 4 after, at temperature 1.",
+        "They are no score of a benchmark.",
+        "The same versions on a machine of the same kind give the same bits.",
         "| jax | 0.10.2 |",
         "coevolve train --workdir=again",
     ):
         assert told in text, told
     assert json.loads((workdir / "policy" / model_card.RUN_CONFIG).read_text()) == json.loads(
-        configs.to_json(config)
+        configs.to_json(config)  # without the folder whose checkpoints a second run would go on from
     )
+
+
+def test_the_card_of_a_run_on_own_tasks_says_so(workdir):
+    summary = a_summary(workdir)
+    text = model_card.card(configs.override(CONFIG, {"data.own_tasks": True}), summary)
+    assert "| first tasks | 8, the environment's own of the split `train` |" in text
+    assert "The tasks are the environment's own, of the split `development`, without those that are" in text
+    assert "synthetic" not in text and "no score of a benchmark" not in text
+    others = {**summary, "balanced": summary["held_out"]}
+    text = model_card.card(configs.override(CONFIG, {"data.own_tasks": True}), others)
+    assert "The tasks of other sets (balanced) are synthetic." in text
+    given = configs.override(CONFIG, {"data.initial_file": "runs/one/tasks.jsonl"})
+    text = model_card.card(given, summary)
+    assert "| first tasks | 8, from the file `runs/one/tasks.jsonl` |" in text and "are synthetic, of" in text
+
+
+@pytest.mark.parametrize(
+    "changes, told, why",
+    [
+        ({"rollout.max_staleness": 1}, {}, "rollouts are sampled beside updates (`rollout.max_staleness`)"),
+        ({"engine.name": "sglang"}, {}, "the engine `sglang` generates"),
+        ({}, {"explorer_model": "big"}, "a model explores"),
+        ({"explorer.wording": "policy"}, {}, "a model explores"),
+        (
+            {"engine.name": "sglang"}, {"explorer_model": "big"},
+            "the engine `sglang` generates and a model explores",
+        ),
+    ],
+)  # fmt: skip
+def test_a_card_promises_the_same_bits_only_where_they_come(workdir, changes, told, why):
+    text = model_card.card(configs.override(CONFIG, changes), {**a_summary(workdir), **told})
+    assert f"It need not give the same bits, since {why}.\n" in text
+    assert "coevolve train --workdir=again" in text and "give the same bits." not in text
+
+
+def test_a_card_names_the_base_on_the_hub_where_the_base_tells(workdir, tmp_path, monkeypatch):
+    def name_of(folder, **told):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", **told}))
+        text = model_card.card(configs.override(CONFIG, {"model": str(folder)}), a_summary(workdir))
+        front = text.split("---\n")[1].splitlines()
+        return [line.removeprefix("base_model: ") for line in front if line.startswith("base_model: ")]
+
+    monkeypatch.chdir(tmp_path)
+    assert name_of(tmp_path / "a", _name_or_path="Qwen/Qwen3-0.6B") == ["Qwen/Qwen3-0.6B"]
+    assert name_of(tmp_path / "models--Qwen--Qwen3-4B-Base" / "snapshots" / "9f3a") == ["Qwen/Qwen3-4B-Base"]
+    (link := tmp_path / "link").symlink_to(tmp_path / "models--Qwen--Qwen3-4B-Base" / "snapshots" / "9f3a")
+    assert model_card.hub_name(str(link)) == "Qwen/Qwen3-4B-Base"
+    for n, name in enumerate(("/raid/models/x", "out/ckpt/7", "mine", "", None, 7, "models/tiny_qwen3")):
+        assert name_of(tmp_path / f"no_{n}", _name_or_path=name) == []  # the last one is a folder here
+    assert name_of(tmp_path / "owner" / "name") == []
+    assert model_card.hub_name("models/tiny_qwen3") is model_card.hub_name("owner/none") is None
 
 
 def test_the_card_of_a_fork_names_its_run_and_has_no_command_beyond_step_0(workdir):
