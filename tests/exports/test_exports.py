@@ -109,6 +109,38 @@ def test_pandas_and_datasets_read_the_parquet_files_as_the_card_says(workdir, tm
 
 
 @pytest.mark.slow
+def test_an_export_that_fails_leaves_the_tables_that_were_there(workdir, tmp_path, monkeypatch):
+    from coevolve_jax.exports import parquet
+
+    parquet.write(workdir, folder := tmp_path / "tables")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    whole = tables.rollout_rows
+
+    def damaged(workdir, step):
+        yield from list(whole(workdir, step))[:2]
+        raise ValueError("the file is damaged")
+
+    monkeypatch.setattr(tables, "rollout_rows", damaged)
+    (workdir / "tasks.jsonl").write_text((workdir / "tasks.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match="the file is damaged"):
+        parquet.write(workdir, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before  # nor other tables
+
+
+@pytest.mark.slow
+def test_a_readme_that_no_export_wrote_stays(workdir, tmp_path):
+    from coevolve_jax.exports import parquet
+
+    (folder := tmp_path / "mine").mkdir()
+    for text in ("# My project\n", model_card.card(CONFIG, a_summary(workdir))):
+        (folder / "README.md").write_text(text)
+        with pytest.raises(ValueError, match=r"mine/README.md is not of such an export.*: name another"):
+            parquet.write(workdir, folder)
+        assert [path.name for path in folder.iterdir()] == ["README.md"]
+        assert (folder / "README.md").read_text() == text
+
+
+@pytest.mark.slow
 def test_datasets_reads_the_training_set_from_disk(workdir, tmp_path):
     import datasets
 
