@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -12,7 +13,8 @@ from safetensors.numpy import load_file
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.loading import load_run
 from coevolve_jax.exports import model_card, tables
-from coevolve_jax.models import peft_io
+from coevolve_jax.grpo import lora
+from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.records import rollouts
 from coevolve_jax.train import train
 from coevolve_jax.types import Group, Task
@@ -168,6 +170,7 @@ def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
     policy = tmp_path / "run" / "policy"
     adapter = policy / model_card.ADAPTER
     command = [sys.executable, ROOT / "experiments" / "export.py", "--to=policy", f"--adapter={adapter}"]
+    command.append("--dtype=float32")  # that of the run's policy; the base's is bfloat16
     run = lambda output: subprocess.run(
         [*command, f"--output={output}"], cwd=tmp_path, capture_output=True, text=True
     )
@@ -184,6 +187,40 @@ def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
     assert any((before[name] != own[name]).any() for name in own if "q_proj" in name)
     assert "LoRA of rank 4" in (policy / "README.md").read_text()
     assert (tmp_path / "merged" / "tokenizer.json").exists()
+
+
+@pytest.mark.slow
+def test_a_merged_policy_has_the_bases_dtype_and_the_command_tells_what_that_rounds_away(tmp_path, quick):
+    base, key = ROOT / CONFIG.model, "model.layers.1.self_attn.q_proj.weight"
+    model, rng = hf_io.load_config(base), np.random.default_rng(0)
+    fresh = lora.init(jax.random.key(0), hf_io.abstract_params(model), 2, "q_proj")
+    whole = jax.tree.map(lambda p: rng.normal(0, 1, p.shape).astype(np.float32), fresh)
+    before = load_file(base / "model.safetensors")
+    for alpha, dtype, warned in ((1.0, None, False), (1e-7, None, True), (1e-7, "float32", False)):
+        peft_io.save(tmp_path / "lora", model, peft_io.Adapters(whole, 2, alpha, str(base)))
+        command = ["experiments/export.py", "--to=policy", f"--adapter={tmp_path / 'lora'}"]
+        flags = [f"--output={tmp_path / 'merged'}", *([f"--dtype={dtype}"] if dtype else [])]
+        done = forked.run([*command, *flags], quick)
+        assert done.returncode == 0, done.stderr
+        told = json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"]
+        assert told == (dtype or "bfloat16") and done.stdout.endswith(f"merged, {told}\n")
+        after, pairs = (
+            load_file(tmp_path / "merged" / "model.safetensors"),
+            load_file(tmp_path / "lora" / peft_io.WEIGHTS),
+        )
+        a, b = (pairs[f"base_model.model.{key.replace('weight', f'lora_{half}.weight')}"] for half in "AB")
+        exact = before[key].astype(np.float64) + alpha / 2 * (b.astype(np.float64) @ a)
+        np.testing.assert_allclose(
+            after[key].astype(np.float64), exact, rtol=2.0**-8 if told == "bfloat16" else 1e-6, atol=1e-9
+        )
+        assert after[key].dtype == before[key].dtype or dtype
+        share = np.mean([after[k] == before[k] for k in after if "q_proj" in k])
+        assert (share > 0.5) == warned
+        note = (
+            f"In bfloat16, {share:.0%} of the weights that the adapters of {tmp_path / 'lora'} change round"
+        )
+        assert (note in done.stderr) == ("--dtype=float32 keeps them" in done.stderr) == warned
+    np.testing.assert_array_equal(after["model.norm.weight"], before["model.norm.weight"].astype(np.float32))
 
 
 @pytest.mark.slow
