@@ -115,7 +115,7 @@ def hub_name(model: str) -> str | None:
 
 
 def _origin(config: ConfigDict) -> str:
-    """Where D_0 came from."""
+    """Says where D_0 came from."""
     if config.data.initial_file:
         return f"from the file `{config.data.initial_file}`"
     if config.data.own_tasks:
@@ -131,7 +131,7 @@ def _held_out(config: ConfigDict, summary: Mapping[str, Any]) -> str:
 
 
 def _meaning(config: ConfigDict, summary: Mapping[str, Any]) -> str:
-    """What the held-out figures say."""
+    """Says what the held-out figures tell."""
     if not config.data.own_tasks:
         return (
             "They say whether the run learned what its training set teaches. They are no score of a "
@@ -146,7 +146,7 @@ def _meaning(config: ConfigDict, summary: Mapping[str, Any]) -> str:
 
 
 def _again(config: ConfigDict, summary: Mapping[str, Any]) -> list[str]:
-    """How to make the run again, and whether it then gives the same bits."""
+    """Says how to make the run again, and whether it then gives the same bits."""
     c = config
     apart = {
         f"the engine `{c.engine.name}` generates": c.engine.name != "native",
