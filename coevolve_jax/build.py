@@ -53,12 +53,15 @@ class Policy:
     def save_words(self, folder: str | os.PathLike) -> None:
         """Writes the tokenizer, and the ids that end a message, beside the weights in `folder`.
 
-        The other settings of generation_config.json are the base's.
+        They are those of the chat, of config.json and of the base's generation_config.json, whose other
+        settings stay.
         """
-        own, name = self.config.eos_token_id, "generation_config.json"
-        ends = {*self.chat.stop_ids, *(own if isinstance(own, tuple) else () if own is None else (own,))}
+        name = "generation_config.json"
         base = shipped.folder(self.folder) / name
         settings = json.loads(base.read_text()) if base.is_file() else {}
+        ends = set(self.chat.stop_ids)
+        for told in (self.config.eos_token_id, settings.get("eos_token_id")):
+            ends.update(told if isinstance(told, tuple | list) else () if told is None else (told,))
         self.tokenizer.save_pretrained(folder)
         hf_io.write_json(Path(folder) / name, {**settings, "eos_token_id": sorted(ends)})
 

@@ -46,8 +46,10 @@ FEATURES = tfds.features.FeaturesDict(
         "tools": _TOOLS,
         "calls": tfds.features.Scalar(np.int32, doc="reference calls of all turns"),
         "visits": tfds.features.Scalar(np.int32, doc="steps that rolled it out and scored it"),
-        "first_score": tfds.features.Scalar(np.float32, doc="mean reward at the first visit; NaN before it"),
-        "last_score": tfds.features.Scalar(np.float32, doc="mean reward at the last visit; NaN before it"),
+        **{
+            name: tfds.features.Scalar(np.float32, doc=tables.TASKS[name].about.replace("null", "NaN"))
+            for name in ("first_score", "last_score")
+        },
     }
 )
 BENCHMARK_FEATURES = tfds.features.FeaturesDict(

@@ -9,7 +9,8 @@
 
 parquet: tasks, trajectories and rollouts, with their columns in README.md. datasets: the training set, for
 datasets.load_from_disk. tfds: the training set or a benchmark, for TensorFlow Datasets. policy: a base with
-the adapters of a folder of peft, as a Hugging Face folder, which can be trained and served.
+the adapters of a folder of peft, as a Hugging Face folder, which can be trained and served. Its weights have
+the base's dtype, or --dtype; bfloat16 can round small adapters away, which is then told.
 
 coevolve_jax/exports/tables.py documents the columns, coevolve_jax/tfds_tasks.py those of tfds. The first
 three need the extra of their name: pip install coevolve_jax[parquet]. A run with LoRA leaves its adapters in
@@ -39,6 +40,12 @@ _ADAPTER = flags.DEFINE_string(
 )
 _MODEL = flags.DEFINE_string(
     "model", None, "With --to=policy: the base; none: the one that the folder names."
+)
+_DTYPE = flags.DEFINE_enum(
+    "dtype",
+    None,
+    ["float32", "bfloat16"],
+    "With --to=policy: dtype of the written weights, which are summed in float32; none: the base's.",
 )
 _OUTPUT = flags.DEFINE_string(
     "output", None, "Folder to write; what is there of its kind is replaced.", required=True
@@ -86,11 +93,18 @@ def to_policy() -> None:
         raise ValueError(f"--output={_OUTPUT.value} is the base itself: name another folder.")
     policy = build.policy(base)
     adapters = peft_io.load(_ADAPTER.value, policy.config)
-    hf_io.save(_OUTPUT.value, policy.config, lora.merge(policy.params, adapters.params, adapters.scale))
+    dtype, notes = _DTYPE.value or hf_io.dtype_of(base), list(policy.chat.notes)
+    own = policy.params, adapters.params, adapters.scale
+    if dtype != "float32" and (lost := lora.rounded_away(*own, dtype)) > 0.5:
+        notes.append(
+            f"In {dtype}, {lost:.0%} of the weights that the adapters of {_ADAPTER.value} change round to "
+            "the base's own: the written policy lacks these changes; --dtype=float32 keeps them."
+        )
+    hf_io.save(_OUTPUT.value, policy.config, lora.merge(*own), dtype)
     policy.save_words(_OUTPUT.value)
-    for note in policy.chat.notes:
+    for note in notes:
         print(note, file=sys.stderr)
-    print(f"{base} with the adapters of {_ADAPTER.value} (rank {adapters.rank}) in {_OUTPUT.value}")
+    print(f"{base} with the adapters of {_ADAPTER.value} (rank {adapters.rank}) in {_OUTPUT.value}, {dtype}")
 
 
 def to_tfds() -> None:

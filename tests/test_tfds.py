@@ -81,6 +81,12 @@ def test_any_task_comes_back_equal_and_its_columns_say_the_same(task, record):
             assert row[column] == pytest.approx(score, rel=1e-6, abs=1e-38)  # float32
 
 
+def test_the_scores_say_when_they_are_nan():
+    for column in ("first_score", "last_score"):
+        told = tfds_tasks.FEATURES[column].doc.desc
+        assert told.endswith(" visit; NaN before it and for held-out queries"), told
+
+
 @pytest.fixture
 def workdir(tmp_path) -> Path:
     """The workdir of a run with a training set of twelve tasks, half of them visited."""

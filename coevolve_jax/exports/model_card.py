@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,34 +12,27 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import shipped
 from coevolve_jax.analysis.loading import fate, load_forked
 from coevolve_jax.analysis.summary import fork_line, held_out_lines
 from coevolve_jax.records.files import write_text
 
 RUN_CONFIG = "run_config.json"  # beside the card
 ADAPTER = "adapter"  # folder beside the card, of a run with LoRA
-AGAIN = (
-    "",
-    "## Again",
-    "",
-    "In the folder where the run was started, since its config may name files by where they lie from "
-    f"there; {RUN_CONFIG} lies beside this card:",
-    "",
-    f"    mkdir again && cp POLICY/{RUN_CONFIG} again/config.json && coevolve train --workdir=again",
-    "",
-    "The same versions on a machine of the same kind give the same bits where the in-process engine "
-    "generates.",
-)
+CACHED = re.compile(r"models--([\w.-]+)--([\w.-]+)/snapshots/")  # in the path of a folder of the Hub's cache
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def write(folder: str | os.PathLike, config: ConfigDict, summary: Mapping[str, Any]) -> None:
     """Writes the card and the run's config into the folder of its policy, `policy` in the run's workdir.
 
+    The config names no folder of checkpoints: a second run would go on from those of the first.
+
     summary: of summary.json.
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
-    write_text(folder / RUN_CONFIG, configs.to_json(config))
+    write_text(folder / RUN_CONFIG, configs.to_json(configs.override(config, {"checkpoint.folder": ""})))
     write_text(folder / "README.md", card(config, summary, load_forked(folder.parent)))
 
 
@@ -64,6 +59,7 @@ def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, An
     data = {
         "environment": f"`{c.environment.name}`, splits `{c.environment.train_split}` for training",
         "explorer": f"`{c.explorer.name}`" + (f", {m}" if (m := summary.get("explorer_model")) else ""),
+        "first tasks": f"{summary['tasks']['initial']:,}, {_origin(c)}",
         **{f"tasks, {name}": f"{count:,}" for name, count in fate(summary["tasks"])},
         "tasks at the end": f"{summary['tasks']['final']:,}",
         "compared with, against leaks": ", ".join((summary["held_out_split"], *c.data.leak_splits)),
@@ -74,6 +70,7 @@ def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, An
             "---",
             "library_name: transformers",
             "pipeline_tag: text-generation",
+            *([f"base_model: {name}"] if (name := hub_name(c.model)) else []),
             "tags: [reinforcement-learning, tool-use, grpo, coevolve]",
             "---",
             "",
@@ -91,15 +88,84 @@ def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, An
                 },
             ),
             "",
-            f"The tasks are synthetic, of the split `{summary['held_out_split']}`, whose answers are not "
-            f"trained on; {before['samples']} rollouts each before and {after['samples']} after, at "
-            f"temperature {after['temperature']:g}. They say whether the run learned what its training set "
-            "teaches. They are no score of a benchmark.",
+            f"The tasks are {_held_out(c, summary)}. Their answers are not trained on. Each has "
+            f"{before['samples']} rollouts before and {after['samples']} after, at temperature "
+            f"{after['temperature']:g}. {_meaning(c, summary)}",
             *_section("Versions", summary["versions"]),
-            *([] if forked and forked["step"] else AGAIN),
+            *([] if forked and forked["step"] else _again(c, summary)),
             "",
         ]
     )
+
+
+def hub_name(model: str) -> str | None:
+    """The name on the Hub of the model of a folder: that of the Hub's cache, or the one in config.json.
+
+    A path such as models/mine looks like such a name and is none, so the path itself tells nothing.
+    """
+    folder = shipped.folder(model)
+    if cached := CACHED.search(f"{folder.resolve()}/"):
+        return "/".join(cached.groups())
+    try:
+        name = json.loads((folder / "config.json").read_text()).get("_name_or_path")
+    except (AttributeError, OSError, ValueError):
+        return None
+    named = isinstance(name, str) and HUB_NAME.fullmatch(name)
+    return name if named and not shipped.folder(name).is_dir() else None
+
+
+def _origin(config: ConfigDict) -> str:
+    """Says where D_0 came from."""
+    if config.data.initial_file:
+        return f"from the file `{config.data.initial_file}`"
+    if config.data.own_tasks:
+        return f"the environment's own of the split `{config.environment.train_split}`"
+    return "explored"
+
+
+def _held_out(config: ConfigDict, summary: Mapping[str, Any]) -> str:
+    split = f"of the split `{summary['held_out_split']}`"
+    if not config.data.own_tasks:
+        return f"synthetic, {split}"
+    return f"the environment's own, {split}, without those that are also in the training split"
+
+
+def _meaning(config: ConfigDict, summary: Mapping[str, Any]) -> str:
+    """Says what the held-out figures tell."""
+    if not config.data.own_tasks:
+        return (
+            "They say whether the run learned what its training set teaches. They are no score of a "
+            "benchmark."
+        )
+    others = [name for name in ("balanced", "queries") if summary.get(name)]
+    return (
+        "The figures hold under the prompts and limits of this run. A published score of a benchmark may "
+        "have a protocol of its own."
+        + (f" The tasks of other sets ({', '.join(others)}) are synthetic." if others else "")
+    )
+
+
+def _again(config: ConfigDict, summary: Mapping[str, Any]) -> list[str]:
+    """Says how to make the run again, and whether it then gives the same bits."""
+    c = config
+    apart = {
+        f"the engine `{c.engine.name}` generates": c.engine.name != "native",
+        "rollouts are sampled beside updates (`rollout.max_staleness`)": c.rollout.max_staleness > 0,
+        "a model explores": "explorer_model" in summary or configs.asks_policy(c),
+    }
+    whys = " and ".join(why for why, given in apart.items() if given)
+    same = "The same versions on a machine of the same kind give the same bits."
+    return [
+        "",
+        "## Again",
+        "",
+        "In the folder where the run was started, since its config may name files by where they lie from "
+        f"there; {RUN_CONFIG} lies beside this card:",
+        "",
+        f"    mkdir again && cp POLICY/{RUN_CONFIG} again/config.json && coevolve train --workdir=again",
+        "",
+        f"It need not give the same bits, since {whys}." if whys else same,
+    ]
 
 
 def _section(title: str, rows: Mapping[str, str]) -> list[str]:

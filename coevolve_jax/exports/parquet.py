@@ -19,6 +19,7 @@ from coevolve_jax.analysis.loading import load_run
 from coevolve_jax.exports import tables
 from coevolve_jax.exports.tables import Column, Row
 from coevolve_jax.records import rollouts
+from coevolve_jax.records.files import write_text
 
 try:
     import pyarrow as pa
@@ -29,13 +30,15 @@ except ImportError as error:
 KINDS = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 NAMES = ("tasks", "trajectories", "rollouts")
 ROWS = 1000  # in memory at once
+WRITTEN = "Written by coevolve_jax (CoEvolve, arXiv 2604.15840)."  # a card with this line is ours
 
 
 def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> dict[str, int]:
     """Writes the tables of a run, which may still be running. Returns table -> rows.
 
-    Files of these names are replaced, and removed where the run has no such rows. Raises FileNotFoundError if
-    workdir is no folder, and ValueError if it holds no training set.
+    Files of these names are replaced once all are written, and removed where the run has no such rows. Raises
+    FileNotFoundError if workdir is no folder, and ValueError if it holds no training set or the folder holds
+    another README.md.
     """
     run, folder = load_run(workdir), Path(folder)
     made: dict[str, tuple[Mapping[str, Column], Iterable[Row]]] = {
@@ -46,11 +49,22 @@ def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> dict[str, in
         each = (tables.rollout_rows(os.fspath(workdir), step) for step in steps)
         made["rollouts"] = tables.ROLLOUTS, itertools.chain.from_iterable(each)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
-        if name not in made:  # of another run
-            (folder / f"{name}.parquet").unlink(missing_ok=True)
-    counts = {name: _write(folder / f"{name}.parquet", *table) for name, table in made.items()}
-    (folder / "README.md").write_text(_card(run.name, {name: made[name][0] for name in counts}))
+    card = folder / "README.md"
+    if card.exists() and WRITTEN not in card.read_text(errors="replace").splitlines():
+        raise ValueError(f"{card} is not of such an export, which would replace it: name another folder.")
+    files = {name: folder / f"{name}.parquet" for name in NAMES}
+    halves = {name: folder / f"{name}.parquet.tmp" for name in made}
+    try:
+        counts = {name: _write(halves[name], *table) for name, table in made.items()}
+        for name, file in files.items():
+            if name in made:
+                os.replace(halves[name], file)
+            else:  # of another run
+                file.unlink(missing_ok=True)
+    finally:
+        for half in halves.values():
+            half.unlink(missing_ok=True)
+    write_text(card, _card(run.name, {name: made[name][0] for name in counts}))
     return counts
 
 
@@ -73,10 +87,7 @@ def _type(kind: str) -> pa.DataType:
 def _card(name: str, columns: Mapping[str, Mapping[str, Column]]) -> str:
     """The folder's README.md: where the Hub's viewer and `datasets` find the tables, and their columns."""
     configs = [f"- config_name: {table}\n  data_files: {table}.parquet\n" for table in columns]
-    parts = [
-        f"---\nconfigs:\n{''.join(configs)}---\n\n# Tasks and rollouts of the run {name}\n\n"
-        "Written by coevolve_jax (CoEvolve, arXiv 2604.15840)."
-    ]
+    parts = [f"---\nconfigs:\n{''.join(configs)}---\n\n# Tasks and rollouts of the run {name}\n\n{WRITTEN}"]
     for table, own in columns.items():
         rows = [f"| `{column}` | {c.kind} | {c.about} |" for column, c in own.items()]
         parts.append(

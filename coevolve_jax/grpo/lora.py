@@ -7,13 +7,14 @@ Adapters are a tree of parameters like the policy's own. Beside each adapted ker
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 
@@ -101,10 +102,27 @@ def check_reached(forward: Callable[[Any], Any], base: Any, adapters: Any) -> No
 
 def merge(base: Any, adapters: Any, scale: float) -> Any:
     """Plain parameters with kernel + scale * A B, in the base's dtype. The sum is taken in float32."""
-    flat, pairs = flatten_dict(base), flatten_dict(adapters)
+    flat = flatten_dict(base)
+    for path, kernel, change in _changes(flat, adapters, scale):
+        flat[path] = (kernel + change).astype(flat[path].dtype)
+    return unflatten_dict(flat)
+
+
+def rounded_away(base: Any, adapters: Any, scale: float, dtype: Any) -> float:
+    """The share of the entries which the adapters change that `dtype` rounds to what the base's round to."""
+    changed = lost = 0
+    count = lambda entries: int(np.asarray(entries.sum((1, 2))).sum(dtype=np.int64))  # int32 holds a layer's
+    for _, kernel, change in _changes(flatten_dict(base), adapters, scale):
+        moved = change != 0
+        changed += count(moved)
+        lost += count(moved & ((kernel + change).astype(dtype) == kernel.astype(dtype)))
+    return lost / changed if changed else 0.0
+
+
+def _changes(flat: dict, adapters: Any, scale: float) -> Iterator[tuple[tuple, jax.Array, jax.Array]]:
+    """Yields (path, kernel, scale * A B) of each adapted kernel of the flat base, in float32."""
+    pairs = flatten_dict(adapters)
     for *path, leaf in pairs:
         if leaf == "lora_a":
             a, b = (pairs[*path, name].astype(jnp.float32) for name in ("lora_a", "lora_b"))
-            kernel = flat[*path, "kernel"]
-            flat[*path, "kernel"] = (kernel.astype(jnp.float32) + scale * (a @ b)).astype(kernel.dtype)
-    return unflatten_dict(flat)
+            yield (*path, "kernel"), flat[*path, "kernel"].astype(jnp.float32), scale * (a @ b)

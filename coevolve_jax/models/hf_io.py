@@ -37,6 +37,7 @@ INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
 BLOCK = 2**30  # most bytes fetched from the devices at once, unless one tensor has more
 WRITERS = 4  # files written at once
+STORED = ("float32", "bfloat16", "float16")  # dtypes of weights in files
 COMPUTED = ".rotary_emb.inv_freq"  # the end of names in old folders, for what follows from config.json
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -104,6 +105,20 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
 
 def load_config(path: str | os.PathLike) -> ModelConfig:
     """The architecture that a folder's config.json describes. Raises ValueError where there is none."""
+    return ModelConfig.from_hf(_read_config(path))
+
+
+def dtype_of(path: str | os.PathLike) -> str:
+    """The dtype of the weights as a folder's config.json tells it, float32 where it names none of STORED.
+
+    Raises ValueError where there is no config.json.
+    """
+    data = _read_config(path)
+    told = data.get("dtype") or data.get("torch_dtype")
+    return told if told in STORED else "float32"
+
+
+def _read_config(path: str | os.PathLike) -> dict[str, Any]:
     file = shipped.folder(path) / "config.json"
     if not file.is_file():
         raise ValueError(
@@ -111,10 +126,9 @@ def load_config(path: str | os.PathLike) -> ModelConfig:
             f"folder with config.json and *.safetensors{shipped.made_by(path)}."
         )
     try:
-        data = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not valid JSON ({error}); restore it from the checkpoint.") from error
-    return ModelConfig.from_hf(data)
 
 
 def abstract_params(config: ModelConfig, dtype: Any = jnp.float32) -> Any:
@@ -171,7 +185,7 @@ def save(
                 # Wait for the oldest file: this bounds the files in host memory.
                 if len(writing) == WRITERS:
                     writing.popleft().result()
-                writing.append(pool.submit(save_file, tensors, temporary / name, metadata={"format": "pt"}))
+                writing.append(pool.submit(save_tensors, tensors, temporary / name))
             del tensors
         for file in writing:
             file.result()
@@ -396,6 +410,17 @@ def folder_beside(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_tensors(tensors: dict[str, np.ndarray], file: Path) -> None:
+    """Writes a new file of safetensors, readable by whom the umask lets read.
+
+    save_file alone would make it private to its owner.
+    """
+    file.touch()
+    mode = file.stat().st_mode & 0o777
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode)
 
 
 def write_json(file: Path, content: Mapping) -> None:

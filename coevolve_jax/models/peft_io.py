@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors.numpy import save_file
 
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.config import ModelConfig
@@ -81,7 +80,7 @@ def save(folder: str | os.PathLike, config: ModelConfig, adapters: Adapters) -> 
         "target_modules": sorted({path.split(".")[-2] for path in flat}),
     }
     with hf_io.folder_beside(folder) as temporary:
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        hf_io.save_tensors(tensors, temporary / WEIGHTS)
         hf_io.write_json(temporary / CONFIG, told)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (WEIGHTS, CONFIG):
@@ -100,6 +99,11 @@ def load(folder: str | os.PathLike, config: ModelConfig) -> Adapters:
     with contextlib.ExitStack() as stack:
         found = hf_io.open_file(folder / WEIGHTS, stack)
         tensors = {name: np.asarray(found[name][:], np.float32) for name in found}
+    if broken := sorted(name for name, t in tensors.items() if not np.isfinite(t).all()):
+        raise ValueError(
+            f"{folder / WEIGHTS} holds numbers in {broken[0]} that are not finite: take the adapters as they "
+            "were before training diverged."
+        )
     other = [name for name in tensors if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
     if other:
         raise ValueError(_foreign(folder, min(other)))
@@ -162,8 +166,11 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
         raise ValueError(f"{folder} holds no adapters of peft, for it has no {CONFIG}.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no config of LoRA adapters ({error!r}): save them again.") from None
-    if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
-        raise ValueError(f"{file} has r={rank!r} and lora_alpha={alpha!r}: both must be numbers above 0.")
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and 0 < alpha < math.inf):
+        raise ValueError(
+            f"{file} has r={rank!r} and lora_alpha={alpha!r}: both must be finite numbers above 0; save the "
+            "adapters again."
+        )
     for key, plain in PLAIN.items():
         if (value := told.get(key, plain)) != plain and (value or plain):
             raise ValueError(f"{file} has {key}={value!r}, which is not supported: only {plain!r} is.")

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -12,7 +13,8 @@ from safetensors.numpy import load_file
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.loading import load_run
 from coevolve_jax.exports import model_card, tables
-from coevolve_jax.models import peft_io
+from coevolve_jax.grpo import lora
+from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.records import rollouts
 from coevolve_jax.train import train
 from coevolve_jax.types import Group, Task
@@ -109,6 +111,38 @@ def test_pandas_and_datasets_read_the_parquet_files_as_the_card_says(workdir, tm
 
 
 @pytest.mark.slow
+def test_an_export_that_fails_leaves_the_tables_that_were_there(workdir, tmp_path, monkeypatch):
+    from coevolve_jax.exports import parquet
+
+    parquet.write(workdir, folder := tmp_path / "tables")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    whole = tables.rollout_rows
+
+    def damaged(workdir, step):
+        yield from list(whole(workdir, step))[:2]
+        raise ValueError("the file is damaged")
+
+    monkeypatch.setattr(tables, "rollout_rows", damaged)
+    (workdir / "tasks.jsonl").write_text((workdir / "tasks.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match="the file is damaged"):
+        parquet.write(workdir, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before  # nor other tables
+
+
+@pytest.mark.slow
+def test_a_readme_that_no_export_wrote_stays(workdir, tmp_path):
+    from coevolve_jax.exports import parquet
+
+    (folder := tmp_path / "mine").mkdir()
+    for text in ("# My project\n", model_card.card(CONFIG, a_summary(workdir))):
+        (folder / "README.md").write_text(text)
+        with pytest.raises(ValueError, match=r"mine/README.md is not of such an export.*: name another"):
+            parquet.write(workdir, folder)
+        assert [path.name for path in folder.iterdir()] == ["README.md"]
+        assert (folder / "README.md").read_text() == text
+
+
+@pytest.mark.slow
 def test_datasets_reads_the_training_set_from_disk(workdir, tmp_path):
     import datasets
 
@@ -136,6 +170,7 @@ def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
     policy = tmp_path / "run" / "policy"
     adapter = policy / model_card.ADAPTER
     command = [sys.executable, ROOT / "experiments" / "export.py", "--to=policy", f"--adapter={adapter}"]
+    command.append("--dtype=float32")  # that of the run's policy; the base's is bfloat16
     run = lambda output: subprocess.run(
         [*command, f"--output={output}"], cwd=tmp_path, capture_output=True, text=True
     )
@@ -152,6 +187,40 @@ def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
     assert any((before[name] != own[name]).any() for name in own if "q_proj" in name)
     assert "LoRA of rank 4" in (policy / "README.md").read_text()
     assert (tmp_path / "merged" / "tokenizer.json").exists()
+
+
+@pytest.mark.slow
+def test_a_merged_policy_has_the_bases_dtype_and_the_command_tells_what_that_rounds_away(tmp_path, quick):
+    base, key = ROOT / CONFIG.model, "model.layers.1.self_attn.q_proj.weight"
+    model, rng = hf_io.load_config(base), np.random.default_rng(0)
+    fresh = lora.init(jax.random.key(0), hf_io.abstract_params(model), 2, "q_proj")
+    whole = jax.tree.map(lambda p: rng.normal(0, 1, p.shape).astype(np.float32), fresh)
+    before = load_file(base / "model.safetensors")
+    for alpha, dtype, warned in ((1.0, None, False), (1e-7, None, True), (1e-7, "float32", False)):
+        peft_io.save(tmp_path / "lora", model, peft_io.Adapters(whole, 2, alpha, str(base)))
+        command = ["experiments/export.py", "--to=policy", f"--adapter={tmp_path / 'lora'}"]
+        flags = [f"--output={tmp_path / 'merged'}", *([f"--dtype={dtype}"] if dtype else [])]
+        done = forked.run([*command, *flags], quick)
+        assert done.returncode == 0, done.stderr
+        told = json.loads((tmp_path / "merged" / "config.json").read_text())["dtype"]
+        assert told == (dtype or "bfloat16") and done.stdout.endswith(f"merged, {told}\n")
+        after, pairs = (
+            load_file(tmp_path / "merged" / "model.safetensors"),
+            load_file(tmp_path / "lora" / peft_io.WEIGHTS),
+        )
+        a, b = (pairs[f"base_model.model.{key.replace('weight', f'lora_{half}.weight')}"] for half in "AB")
+        exact = before[key].astype(np.float64) + alpha / 2 * (b.astype(np.float64) @ a)
+        np.testing.assert_allclose(
+            after[key].astype(np.float64), exact, rtol=2.0**-8 if told == "bfloat16" else 1e-6, atol=1e-9
+        )
+        assert after[key].dtype == before[key].dtype or dtype
+        share = np.mean([after[k] == before[k] for k in after if "q_proj" in k])
+        assert (share > 0.5) == warned
+        note = (
+            f"In bfloat16, {share:.0%} of the weights that the adapters of {tmp_path / 'lora'} change round"
+        )
+        assert (note in done.stderr) == ("--dtype=float32 keeps them" in done.stderr) == warned
+    np.testing.assert_array_equal(after["model.norm.weight"], before["model.norm.weight"].astype(np.float32))
 
 
 @pytest.mark.slow
@@ -200,9 +269,10 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
     assert (
         "(`adapter/`, for peft, on the policy after the warm start: the run's `warm_start/policy`) |" in told
     )
-    model_card.write(workdir / "policy", config, summary)
+    elsewhere = configs.override(config, {"checkpoint.folder": "gs://bucket/run"})
+    model_card.write(workdir / "policy", elsewhere, summary)
     text = (workdir / "policy" / "README.md").read_text()
-    assert text.startswith("---\nlibrary_name: transformers\n")
+    assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: ")
     for told in (
         "| base model | `models/tiny_qwen3` |",
         "| trained parameters | LoRA of rank 8 (`adapter/`, for peft) |",
@@ -212,14 +282,70 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
         "## Success on 20 held-out tasks",
         f"| after | {summary['held_out']['after']['success']:.1%}, 95% interval ",
         "| gain | +",
-        "4 rollouts each before and 4 after, at temperature 1.",
+        "| first tasks | 8, explored |",
+        "The tasks are synthetic, of the split `development`. Their answers are not trained on. "
+        "Each has 4 rollouts before and 4 after, at temperature 1.",
+        "They are no score of a benchmark.",
+        "The same versions on a machine of the same kind give the same bits.",
         "| jax | 0.10.2 |",
         "coevolve train --workdir=again",
     ):
         assert told in text, told
     assert json.loads((workdir / "policy" / model_card.RUN_CONFIG).read_text()) == json.loads(
-        configs.to_json(config)
+        configs.to_json(config)  # without the folder whose checkpoints a second run would go on from
     )
+
+
+def test_the_card_of_a_run_on_own_tasks_says_so(workdir):
+    summary = a_summary(workdir)
+    text = model_card.card(configs.override(CONFIG, {"data.own_tasks": True}), summary)
+    assert "| first tasks | 8, the environment's own of the split `train` |" in text
+    assert "The tasks are the environment's own, of the split `development`, without those that are" in text
+    assert "synthetic" not in text and "no score of a benchmark" not in text
+    others = {**summary, "balanced": summary["held_out"]}
+    text = model_card.card(configs.override(CONFIG, {"data.own_tasks": True}), others)
+    assert "The tasks of other sets (balanced) are synthetic." in text
+    given = configs.override(CONFIG, {"data.initial_file": "runs/one/tasks.jsonl"})
+    text = model_card.card(given, summary)
+    assert "| first tasks | 8, from the file `runs/one/tasks.jsonl` |" in text and "are synthetic, of" in text
+
+
+@pytest.mark.parametrize(
+    "changes, told, why",
+    [
+        ({"rollout.max_staleness": 1}, {}, "rollouts are sampled beside updates (`rollout.max_staleness`)"),
+        ({"engine.name": "sglang"}, {}, "the engine `sglang` generates"),
+        ({}, {"explorer_model": "big"}, "a model explores"),
+        ({"explorer.wording": "policy"}, {}, "a model explores"),
+        (
+            {"engine.name": "sglang"}, {"explorer_model": "big"},
+            "the engine `sglang` generates and a model explores",
+        ),
+    ],
+)  # fmt: skip
+def test_a_card_promises_the_same_bits_only_where_they_come(workdir, changes, told, why):
+    text = model_card.card(configs.override(CONFIG, changes), {**a_summary(workdir), **told})
+    assert f"It need not give the same bits, since {why}.\n" in text
+    assert "coevolve train --workdir=again" in text and "give the same bits." not in text
+
+
+def test_a_card_names_the_base_on_the_hub_where_the_base_tells(workdir, tmp_path, monkeypatch):
+    def name_of(folder, **told):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", **told}))
+        text = model_card.card(configs.override(CONFIG, {"model": str(folder)}), a_summary(workdir))
+        front = text.split("---\n")[1].splitlines()
+        return [line.removeprefix("base_model: ") for line in front if line.startswith("base_model: ")]
+
+    monkeypatch.chdir(tmp_path)
+    assert name_of(tmp_path / "a", _name_or_path="Qwen/Qwen3-0.6B") == ["Qwen/Qwen3-0.6B"]
+    assert name_of(tmp_path / "models--Qwen--Qwen3-4B-Base" / "snapshots" / "9f3a") == ["Qwen/Qwen3-4B-Base"]
+    (link := tmp_path / "link").symlink_to(tmp_path / "models--Qwen--Qwen3-4B-Base" / "snapshots" / "9f3a")
+    assert model_card.hub_name(str(link)) == "Qwen/Qwen3-4B-Base"
+    for n, name in enumerate(("/raid/models/x", "out/ckpt/7", "mine", "", None, 7, "models/tiny_qwen3")):
+        assert name_of(tmp_path / f"no_{n}", _name_or_path=name) == []  # the last one is a folder here
+    assert name_of(tmp_path / "owner" / "name") == []
+    assert model_card.hub_name("models/tiny_qwen3") is model_card.hub_name("owner/none") is None
 
 
 def test_the_card_of_a_fork_names_its_run_and_has_no_command_beyond_step_0(workdir):

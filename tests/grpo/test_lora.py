@@ -143,6 +143,18 @@ def test_a_merged_export_is_an_ordinary_checkpoint(tmp_path, trained):
     np.testing.assert_array_equal(plain(loaded), plain(merged))
 
 
+def test_the_share_of_changes_that_a_dtype_rounds_away():
+    a, b = np.array([[1.0, 0.0], [0.5, 0.0]], np.float32), np.array([[1.0, 1.0, 0.0], [7.0, 7.0, 7.0]])
+    base = {"layers": {"q": {"kernel": jnp.ones((1, 2, 3), jnp.bfloat16)}, "o": {"kernel": jnp.ones(())}}}
+    share = lambda scale, dtype: lora.rounded_away(
+        base, {"layers": {"q": {"lora_a": jnp.asarray([a]), "lora_b": jnp.asarray([b])}}}, scale, dtype
+    )
+    # Of the six entries four change, by scale or half of it. The next number after 1 is 1 + 2 ** -7.
+    assert share(2.0**-7, jnp.bfloat16) == 2 / 4  # half a step rounds to even, which is 1
+    assert [share(2.0**-n, jnp.bfloat16) for n in (6, 8, 9)] == [0, 1, 1]
+    assert share(2.0**-9, jnp.float32) == 0 == share(0.0, jnp.bfloat16)
+
+
 def test_without_adapters_the_policy_is_the_state_itself(params):
     learner = make_learner(params)
     state = learner.init(params)

@@ -314,6 +314,33 @@ def test_saving_again_replaces_the_weights_and_keeps_the_tokenizer(folder, tiny_
     assert [p.name for p in folder.parent.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_weights_are_readable_as_the_umask_says(tiny_config, params, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        hf_io.save(tmp_path / "model", tiny_config, params, max_shard_bytes=60_000)
+    finally:
+        os.umask(before)
+    files = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()}
+    assert len(files) > 3 and set(files.values()) == {mode}, files
+
+
+@pytest.mark.parametrize(
+    "told, dtype",
+    [
+        ({"dtype": "bfloat16", "torch_dtype": "float32"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float8_e4m3fn"}, "float32"),
+        ({}, "float32"),
+    ],
+)
+def test_the_dtype_of_a_folder_is_that_of_its_config(tmp_path, told, dtype):
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    assert hf_io.dtype_of(tmp_path) == dtype
+    with pytest.raises(ValueError, match="has no config.json"):
+        hf_io.dtype_of(tmp_path / "none")
+
+
 def test_a_save_that_fails_leaves_the_old_model(folder, tiny_config, params, monkeypatch):
     def full_disk(tensors, file, metadata):
         file.write_bytes(b"half")

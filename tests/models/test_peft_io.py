@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -102,8 +103,16 @@ OTHER = Q.replace(".1.", ".7.")  # of a layer that the base lacks
             {"tensors": {"base_model.model.lm_head.base_layer.weight": np.ones((3, 3), np.float32)}},
             "holds base_model.model.lm_head.base_layer.weight, and the base has no such linear layer",
         ),
-        ({"r": 0}, "has r=0 and lora_alpha=5.0: both must be numbers above 0"),
+        ({"r": 0}, "has r=0 and lora_alpha=5.0: both must be finite numbers above 0"),
+        ({"r": True}, "has r=True and lora_alpha=5.0: both must be finite numbers above 0"),
         ({"lora_alpha": None}, "has r=3 and lora_alpha=None"),
+        ({"lora_alpha": True}, "has r=3 and lora_alpha=True"),
+        ({"lora_alpha": 0}, "has r=3 and lora_alpha=0: both must be finite numbers above 0"),
+        ({"lora_alpha": -16.0}, "adapter_config.json has r=3 and lora_alpha=-16.0"),
+        ({"lora_alpha": float("nan")}, "has r=3 and lora_alpha=nan"),
+        ({"lora_alpha": float("inf")}, "has r=3 and lora_alpha=inf"),
+        ({"spoil": np.nan}, rf"{peft_io.WEIGHTS} holds numbers in {Q}.lora_B.weight that are not finite"),
+        ({"spoil": -np.inf}, rf"{peft_io.WEIGHTS} holds numbers in {Q}.lora_B.weight that are not finite"),
         ({"r": 2}, r"has shape \(3, 56\) instead of \(2, 56\)"),
         ({"tensors": {f"{Q}.lora_A.weight": None}}, "has A or B of .*layers.1.self_attn.q_proj alone"),
         (
@@ -115,11 +124,23 @@ OTHER = Q.replace(".1.", ".7.")  # of a layer that the base lacks
 def test_what_we_cannot_apply_is_refused_in_a_sentence(tiny_config, tmp_path, edit, why):
     peft_io.save(tmp_path, tiny_config, adapters(tiny_config))
     tensors = {**load_file(tmp_path / peft_io.WEIGHTS), **edit.pop("tensors", {})}
+    tensors[f"{Q}.lora_B.weight"][1, 2] = edit.pop("spoil", 0.5)
     save_file({k: v for k, v in tensors.items() if v is not None}, tmp_path / peft_io.WEIGHTS)
     told = json.loads((tmp_path / peft_io.CONFIG).read_text())
     (tmp_path / peft_io.CONFIG).write_text(json.dumps({**told, **edit}))
     with pytest.raises(ValueError, match=why):
         peft_io.load(tmp_path, tiny_config)
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600)])
+def test_adapters_are_readable_as_the_umask_says(tiny_config, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        peft_io.save(tmp_path / "adapter", tiny_config, adapters(tiny_config))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "adapter").iterdir()}
+    assert modes == {peft_io.WEIGHTS: mode, peft_io.CONFIG: mode}
 
 
 def test_what_is_no_folder_of_adapters_is_told(tiny_config, tmp_path):

@@ -599,15 +599,21 @@ def test_two_turns_with_the_real_environment(chat, env_pool):
     assert f"Move it (source 'notes.txt', destination 'archive').{chat._end}" in chat.decode(t.ids)
 
 
-@pytest.mark.parametrize("own", [None, 7, (7, 8)])
-def test_other_programs_end_a_saved_policys_messages_where_training_did(chat, own, tmp_path):
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "eos_token_id": 1}))
+@pytest.mark.parametrize(
+    "own, base", [(None, 1), (7, [2, 1]), ((7, 8), [1]), (7, [])], ids=["base", "list", "both", "own"]
+)
+def test_other_programs_end_a_saved_policys_messages_where_training_and_the_base_did(
+    chat, own, base, tmp_path
+):
+    settings = {"temperature": 0.6, **({"eos_token_id": base} if base else {})}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     config = SimpleNamespace(eos_token_id=own)
     policy = build.Policy(config, None, chat._tokenizer, chat, str(tmp_path))
     policy.save_words(tmp_path / "policy")
     read = transformers.GenerationConfig.from_pretrained(tmp_path / "policy")
     owned = own if isinstance(own, tuple) else () if own is None else (own,)
-    assert (read.temperature, set(read.eos_token_id)) == (0.6, {*owned, *chat.stop_ids})
+    theirs = base if isinstance(base, list) else [base]
+    assert (read.temperature, set(read.eos_token_id)) == (0.6, {*owned, *theirs, *chat.stop_ids})
     assert load_tokenizer(tmp_path / "policy").chat_template == chat._tokenizer.chat_template
 
 
