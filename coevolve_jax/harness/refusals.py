@@ -112,7 +112,7 @@ def judge(success: float, start: Sequence[float], noise: float) -> tuple[float, 
 
 
 def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Trained], noise: float) -> str:
-    """What was refused, and how the trained ones fared, as Markdown; gains in points."""
+    """Tells what was refused and how the trained moves fared, as Markdown; gains in points."""
     by = Counter(r.by for r in rows if r.by)
     told = ", ".join(f"`{name}` {n}" for name, n in by.most_common()) or "none"
     se = noise * math.sqrt(1 + 1 / len(start))
