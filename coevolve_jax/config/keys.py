@@ -94,7 +94,8 @@ DATA = dict(
     # A new task is refused from this cosine to an evaluation task on. By features of its calls and words:
     leak_threshold=Key(0.9, above=0, most=1),
     # By the calls with their arguments alone, in any words and order; 0: not compared. This sees most
-    # paraphrases, which the features miss (docs/notes/performance.md).
+    # paraphrases, which the features miss (docs/notes/performance.md). Also from this share of an evaluation
+    # task's calls on, where it has two different ones with arguments.
     leak_call_threshold=Key(0.88, least=0, most=1),
     # By n-grams of 3 to 5 characters of the queries alone; 0: not compared. 0.9 is a good value
     # (docs/notes/performance.md).
@@ -235,7 +236,7 @@ MESH = dict(  # the product is the number of devices
 # Supervised learning on the solutions of tasks, before RL (loop/warm_start.py).
 WARM_START = dict(
     steps=Key(0, least=0),  # updates; 0: none, RL starts from config.model
-    # A tasks.jsonl, or the workdir of a run whose tasks it takes; "": unguided exploration, as for D_0.
+    # A tasks.jsonl, or the workdir of a run whose tasks it takes; "": unguided exploration, whatever D_0 is.
     source="",
     tasks=Key(256, least=1),  # to explore
     batch=Key(16, least=1),  # demonstrations per update

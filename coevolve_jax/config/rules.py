@@ -193,6 +193,11 @@ RULES = (
         "{rollout.max_staleness} and {evolution.async_steps}): they spend rollouts ahead of the step",
     ),
     Rule(
+        "warm_start.source",
+        lambda c: "testbed" not in c or not c.warm_start.steps or bool(c.warm_start.source),
+        "a file of tasks where config.testbed has weak tools, which explored tasks would teach",
+    ),
+    Rule(
         "warm_start.eval_tasks",
         lambda c: not c.warm_start.eval_tasks or c.warm_start.held_out > 0,
         "0 where config.warm_start.held_out is 0, since it takes them from the demonstrations held out",

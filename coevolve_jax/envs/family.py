@@ -29,7 +29,8 @@ class Family:
     tools(task): function schemas, shared (do not change them). They depend on task.environment and
         task.scenario only.
     report(groups, judge): the official score. judge: ProcessPool.judge.
-    action_pattern, wording, task_key, features, categories, protocols: see envs/base.py.
+    action_pattern, wording, task_key, features, categories, protocols: see envs/base.py. A family may list
+        its `actions`; action_pattern then answers "" for all others.
     versions(): versions of PACKAGES, as far as the family's interpreter has them.
 
     Only workers call `make` and `judge` (worker_pool.ProcessPool).
@@ -77,7 +78,9 @@ def load(name: str, python: str = "") -> Family:
     """
     family = module(name)
     heavy: dict[str, Callable] = {
-        k: _with_its_packages(getattr(family, k), name) for k in ("scenarios", "tasks", "tools")
+        k: _with_its_packages(getattr(family, k), name)
+        for k in ("scenarios", "tasks", "tools", "actions")
+        if hasattr(family, k)
     }
     heavy["versions"] = functools.partial(versions, family)
     if python or getattr(family, "APART", base.APART):
@@ -85,6 +88,11 @@ def load(name: str, python: str = "") -> Family:
 
         heavy = Remote(name, python).functions()
     light = {k: function(family, k) for k in ("report", "action_pattern", "wording", "task_key", "features")}
+    actions = heavy.pop("actions", None)
+    if actions is not None and hasattr(family, "actions"):
+        light["action_pattern"] = functools.partial(
+            _listed, light["action_pattern"], functools.cache(actions)
+        )
     told = [getattr(family, k, getattr(base, k)) for k in ("CATEGORIES", "PROTOCOLS")]
     return Family(name, python, **heavy, **light, categories=told[0], protocols=told[1])
 
@@ -93,6 +101,11 @@ def module(name: str) -> ModuleType:
     """Imports the module of a family. Raises ValueError like `load`."""
     remedy = "install it, or import it inside the functions and name the interpreter that has it in "
     return names.module("envs", name, "environment.name", NEEDED, remedy + "config.environment.python")
+
+
+def _listed(pattern: Callable[[Call], str], actions: Callable[[], Sequence[str]], call: Call) -> str:
+    """Returns the action of a call, "" where the family does not list it."""
+    return found if (found := pattern(call)) in actions() else ""
 
 
 def _with_its_packages(function: Callable, name: str) -> Callable:
@@ -134,6 +147,8 @@ def ask_here(family: ModuleType, kind: str, *args: Any) -> Any:
         return function(family, kind)(Task.from_json(args[0]))
     if kind == "action_pattern":
         return function(family, kind)(Call.from_json(args[0]))
+    if kind == "actions":
+        return family.actions()
     if kind == "versions":
         return versions(family)
     if kind == "imported":

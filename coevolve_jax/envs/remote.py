@@ -31,6 +31,7 @@ class Remote:
             "scenarios": self.scenarios,
             "tasks": self.tasks,
             "tools": self.tools,
+            "actions": lambda: self.ask("actions"),
             "versions": lambda: self.ask("versions"),
         }
 

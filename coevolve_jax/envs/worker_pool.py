@@ -5,6 +5,7 @@ from its log at its next use.
 
 Whose failure is a lost worker?
 * An op that uses up its processor time would do so again. A call that does is the caller's failure at once.
+  So is grading that does once calls were made: a cheap call can make a state too large to grade.
 * A crash or a wait without end may be the machine's fault. The request is made once more in a new worker.
 * Where that worker is lost too, a call is the caller's failure. The rest (reset, grading, replay) is ours.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # needs Ray
 
 _END_TURN, _SCORE, _FINGERPRINT, _CLOSE = '["end_turn"]', '["score"]', '["fingerprint"]', '["close"]'
 _OPTIONS, _STEP = '["options"]', '["step"'
+_GRADING = _END_TURN, _SCORE, _FINGERPRINT
 
 
 @dataclasses.dataclass
@@ -50,9 +52,15 @@ class _World:
     failure: str = ""
     by_call: bool = False
 
-    def lose(self, reason: str, op: str = "") -> None:
-        """Marks the world as gone. op: the caller's op in which the worker was lost, or ""."""
-        self.failure, self.by_call = reason, op.startswith(_STEP)
+    def lose(self, reason: str, op: str = "", settled: bool = False, before: Sequence[str] = ()) -> None:
+        """Marks the world as gone.
+
+        op: the caller's op in which the worker was lost, or "". settled: whether it used up its processor
+        time. before: the ops of the same request that were answered.
+        """
+        called = any(done.startswith(_STEP) for done in (*self.log, *before))
+        self.failure = reason
+        self.by_call = op.startswith(_STEP) or (settled and called and op in _GRADING)
 
 
 def _step(call: Call) -> str:
@@ -265,7 +273,8 @@ class ProcessPool:
                 except Lost as lost:
                     worker.restart()
                     if lost.settled or tried:
-                        world.lose(str(lost), asked[replies] if replies >= len(past) else "")
+                        op = asked[replies] if replies >= len(past) else ""
+                        world.lose(str(lost), op, lost.settled, asked[:replies])
                     tried = True
                     continue
                 except BaseException:  # Ctrl-C: a pending answer must not be read as that of the next request

@@ -31,7 +31,7 @@ def fault(turn: Turn, answer: str, tools: Sequence[str], controls: Callable[[str
     holds a control token.
     """
     plain = lambda text: " ".join(text.split()).rstrip(".").lower()
-    values = {value for call in turn.calls for value in _leaves(call.arguments)}
+    values = {leaf for call in turn.calls for value in call.arguments.values() for leaf in _leaves(value)}
     new_tools = (t for t in tools if _stands(t, answer) and not _stands(t.lower(), turn.query.lower()))
     checks = (
         ("same", plain(answer) == plain(turn.query)),
@@ -46,14 +46,12 @@ def fault(turn: Turn, answer: str, tools: Sequence[str], controls: Callable[[str
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """The texts and numbers in a value, as a query writes them."""
+    """The parts of a value, as a query writes them: texts, numbers, true, false, null, and keys."""
     if isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
+        for part in (*value, *value.values()) if isinstance(value, Mapping) else value:
             yield from _leaves(part)
-    elif isinstance(value, str):
-        yield value
-    elif value is not None and not isinstance(value, bool):
-        yield json.dumps(value)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
 
 
 def _survives(value: str, query: str, answer: str) -> bool:

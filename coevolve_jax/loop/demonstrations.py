@@ -17,6 +17,7 @@ from coevolve_jax.build import Policy
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.initial import explore, held_out_tasks, leak_guard, read_tasks, task_pool
 from coevolve_jax.records.files import write_lines, write_text
+from coevolve_jax.records.workdir import MADE
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
 from coevolve_jax.synthesis.pipeline import Synthesizer
@@ -43,15 +44,16 @@ def make_tasks(
 ) -> tuple[list[Task], Counter[str]]:
     """Returns the tasks to demonstrate, none near an evaluation task of the run, and refusals of others.
 
-    They are explored as D_0 is, or those of config.warm_start.source; refusals are counted for these. The
-    folder's tasks.jsonl and made.json keep both for later calls, and its held_out.jsonl the held-out tasks:
-    where the policy explores, the one that is learned would make others.
+    They are those of config.warm_start.source, with refusals counted. Or unguided exploration of the training
+    scenarios finds them, also where D_0 is not explored. The folder's tasks.jsonl and made.json keep both for
+    later calls, and its held_out.jsonl the held-out tasks: where the policy explores, the one that is learned
+    would make others.
 
     policy, engine: for an explorer that asks the policy.
     """
     c, path, tasks = config, folder / "tasks.jsonl", task_pool(config)
     if path.exists():
-        made = json.loads((folder / "made.json").read_text())
+        made = json.loads((folder / MADE).read_text())
         return list(tasks.read(path)), Counter(made["refused"])
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
         roles, family = build.explorer(c, policy, engine, agent=agent), build.family(c)
@@ -67,7 +69,7 @@ def make_tasks(
             explore(guarded, tasks, build.scenarios(c), c.warm_start.tasks, "warm_start", c.seed)
     made = {"refused": dict(refused), "costs": dict(roles.costs or {})}
     write_lines(folder / "held_out.jsonl", [task.to_json() for task in held_out])
-    write_text(folder / "made.json", json.dumps(made, indent=1))
+    write_text(folder / MADE, json.dumps(made, indent=1))
     tasks.write(path)
     return list(tasks), refused
 

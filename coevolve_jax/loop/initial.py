@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from coevolve_jax.loop.lab import EXPLORER
 from coevolve_jax.loop.run import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.records.workdir import WARM_START
+from coevolve_jax.records.workdir import MADE, WARM_START
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis import choice, lineage
@@ -79,7 +80,7 @@ def bootstrap(
     `held_out`, and only what evolution adds is explored. D_0 then lacks those near an evaluation task. With a
     section config.testbed each weak tool comes `least` to `most` times in D_0. `Roles.initial` explores for
     all of these, if the explorer has it. After a warm start the held-out tasks are those that its tasks were
-    kept apart from.
+    kept apart from, and the ledger begins with what its explorer cost.
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
@@ -94,7 +95,10 @@ def bootstrap(
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True, workdir=workdir)
-    ledger = Counter({EXPLORER + key: n for key, n in (synthesizer(None).roles.costs or {}).items()})
+    costs = Counter(synthesizer(None).roles.costs)
+    if (warm / MADE).exists():
+        costs.update(json.loads((warm / MADE).read_text())["costs"])  # of other roles, which are gone
+    ledger = Counter({EXPLORER + key: n for key, n in costs.items()})
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 

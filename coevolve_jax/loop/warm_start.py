@@ -1,6 +1,6 @@
 """Supervised warm start: before RL the policy learns tasks' own solutions, acted out by the agent.
 
-    tasks            of config.warm_start.source, or explored as D_0 is; none is near an evaluation task
+    tasks            of config.warm_start.source, or explored, whatever D_0 is; none near an evaluation task
     demonstrations   the real agent makes their reference calls; successes are kept (demonstrations.py)
     updates          cross-entropy of the policy's own tokens, by the learner of RL (supervised.py)
     held out         some demonstrations, whose loss decides which parameters are written

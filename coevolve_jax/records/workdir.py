@@ -27,6 +27,7 @@ ANSWERING = {
 MODEL = "explorer.json"
 FORKED = "forked.json"  # of a fork: the run, step, config and strategy that it goes on from
 WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
+MADE = "made.json"  # in it: which tasks were refused, and what its explorer cost
 # Files that may exist before D_0.
 STARTED = ("config.json", MODEL, "tensorboard", "wandb", "trackio", "weights", "sglang_*.log")
 

@@ -32,6 +32,8 @@ from coevolve_jax.types import Call, Turn
 
 CHATML_TOOLS = Path(__file__).parent / "templates" / "chatml_tools.jinja"
 
+FORMS = 256  # kept by a chat; a strategy's macros give each scenario many sets of tools, of 20 kB each
+
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, and so at most this many tokens
 # Some templates print the date. The default of Llama 3's in its place keeps prompts the same every day.
 _DATE = "26 Jul 2024"
@@ -213,8 +215,8 @@ class Chat:
 
     def _continuation(self, role: str, count: int) -> _Form:
         """Returns the template's text from an assistant's end token on, with `count` messages of the role."""
-        key = f"{role} {count}"
-        if key not in self._forms:
+
+        def build() -> _Form:
             messages = [{"role": role, "content": _CONTENT}] * count
             tools = _TOOLS if self._writing.templated else None
             # After one turn and after two: only what does not depend on them can be appended.
@@ -225,8 +227,17 @@ class Chat:
                     f"The chat template of {self._name} rewrites earlier messages when a new one comes, and "
                     "what it adds depends on them: append-only trajectories need a template that appends."
                 )
-            self._forms[key] = self._form(self._end + text, count)
-        return self._forms[key]
+            return self._form(self._end + text, count)
+
+        return self._kept(f"{role} {count}", build)
+
+    def _kept(self, key: str, build: Callable[[], _Form]) -> _Form:
+        """Returns the form of a key, built if it is not kept. The FORMS that were used last are kept."""
+        form = self._forms.pop(key, None) or build()
+        self._forms[key] = form  # the last in order
+        if len(self._forms) > FORMS:
+            self._forms.pop(next(iter(self._forms)), None)
+        return form
 
     def _fill(self, form: _Form, contents: Sequence[str]) -> list[int]:
         """Tokenises a form and its contents as one text. Text of control tokens in a content is broken up."""
@@ -268,19 +279,19 @@ class Chat:
             query = HOW.format(description="\n".join(t["function"]["description"] for t in tools)) + query
             tools = ()
         contents = {"system": system, "user": query} if system else {"user": query}
-        key = json.dumps([*contents, *tools])
-        if key not in self._forms:
+
+        def build() -> _Form:
             messages = [{"role": role, "content": _CONTENT} for role in contents]
-            shown = self._render(messages, self._documents(tools) or None)
-            self._forms[key] = self._form(shown, len(messages))
-        return self._fill(self._forms[key], list(contents.values()))
+            return self._form(self._render(messages, self._documents(tools) or None), len(messages))
+
+        form = self._kept(json.dumps([*contents, *tools]), build)
+        return self._fill(form, list(contents.values()))
 
     def question(self, system: str, user: str) -> list[int]:
         """Returns the ids of a separate conversation without tools, with the assistant's turn opened."""
-        if "question" not in self._forms:
-            roles = [{"role": role, "content": _CONTENT} for role in ("system", "user")]
-            self._forms["question"] = self._form(self._render(roles), 2)
-        return self._fill(self._forms["question"], [system, user])
+        roles = [{"role": role, "content": _CONTENT} for role in ("system", "user")]
+        form = self._kept("question", lambda: self._form(self._render(roles), 2))
+        return self._fill(form, [system, user])
 
     def user(self, query: str) -> list[int]:
         """Returns the ids of the next user message, which follow a finished assistant turn."""

@@ -15,28 +15,41 @@ def tools_of(task: Task) -> frozenset[str]:
     return frozenset(call.name for call in task.calls)
 
 
+def _actions_of(task: Task) -> frozenset[str]:
+    """The tools of the task's reference calls, each with its action where that is another name.
+
+    So a family with one tool has several, such as TextWorld's verbs.
+    """
+    named = zip(task.calls, task.actions, strict=True)
+    return frozenset(
+        call.name if action in ("", call.name) else f"{call.name} {action}" for call, action in named
+    )
+
+
 def balanced(candidates: Sequence[Task], count: int, rng: np.random.Generator) -> list[Task]:
     """Chooses `count` tasks in which all tools come as equally often as the candidates allow.
 
-    A tool counts once per task. Greedy: the next task is a random one that calls the tool chosen least so
-    far. The result keeps the candidates' order, and has fewer tasks if the candidates run out.
+    Where a family tells actions of one tool apart, the actions are balanced. Each counts once per task.
+    Greedy: the next task is a random one that has the action chosen least so far. The result keeps the
+    candidates' order, and has fewer tasks if the candidates run out.
     """
-    left = {tool: [t for t in candidates if tool in tools_of(t)] for tool in _tools(candidates)}
+    actions = sorted({action for task in candidates for action in _actions_of(task)})
+    left = {action: [t for t in candidates if action in _actions_of(t)] for action in actions}
     for tasks in left.values():
         tasks[:] = [tasks[i] for i in rng.permutation(len(tasks))]
     chosen: dict[str, Task] = {}
     seen: Counter[str] = Counter()
     while len(chosen) < count:
-        for tool in list(left):
-            while left[tool] and left[tool][-1].id in chosen:
-                left[tool].pop()
-            if not left[tool]:
-                del left[tool]
+        for action in list(left):
+            while left[action] and left[action][-1].id in chosen:
+                left[action].pop()
+            if not left[action]:
+                del left[action]
         if not left:
             break
-        task = left[min(left, key=lambda tool: (seen[tool], tool))].pop()
+        task = left[min(left, key=lambda action: (seen[action], action))].pop()
         chosen[task.id] = task
-        seen.update(tools_of(task))
+        seen.update(_actions_of(task))
     return [t for t in candidates if t.id in chosen]
 
 
@@ -83,7 +96,3 @@ def scarce(
         f"Of {len(candidates)} candidates ({counts}) no {count} tasks could be chosen in which "
         f"each of these tools comes {low} to {high} times: raise config.testbed.candidates, or ask for less."
     )
-
-
-def _tools(tasks: Iterable[Task]) -> list[str]:
-    return sorted({tool for task in tasks for tool in tools_of(task)})

@@ -9,6 +9,7 @@ import numpy as np
 
 from coevolve_jax.envs.base import canonical, features
 from coevolve_jax.synthesis.similarity import (
+    Containment,
     CountCosines,
     Embed,
     EmbeddingCosines,
@@ -38,13 +39,16 @@ class LeakGuard:
     """Compares a task with every evaluation task, by several measures.
 
         features   features of the environment family; values and the sequence of calls weigh most
-        arguments  calls with their arguments
+        arguments  calls with their arguments: their cosine, or the share of the evaluation task's that it has
         ngrams     character n-grams of the queries
         embedding  an embedding model's vectors of the queries
         calls      equal calls in equal order
 
-    Each measure but "calls" is a cosine with a threshold. A task that matches by "calls" is a copy, whatever
-    its words and scenario.
+    Each measure but "calls" is a similarity up to 1 with a threshold. A task that matches by "calls" is a
+    copy, whatever its words and scenario.
+
+    The share sees a longer task that holds a whole evaluation task, or two of them, which the cosine misses.
+    `Containment` says which evaluation tasks have one.
     """
 
     def __init__(
@@ -89,7 +93,8 @@ class LeakGuard:
         self.similarities = CountCosines(evaluation_tasks, features, corpus)
         self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": self.similarities}
         if call_threshold:
-            self._cosines["arguments"] = KnownCosines(evaluation_tasks, calls)
+            cosines, shares = KnownCosines(evaluation_tasks, calls), Containment(evaluation_tasks)
+            self._cosines["arguments"] = lambda task: np.maximum(cosines(task), shares(task))
         if query_threshold:
             self._cosines["ngrams"] = KnownCosines(evaluation_tasks, ngrams)
         if embed is not None:

@@ -1,4 +1,4 @@
-"""Cosine similarity of a task to each of many others, by feature counts or by an embedding model."""
+"""Similarity of a task to each of many others: cosines of counts or of an embedding model, shared calls."""
 
 from __future__ import annotations
 
@@ -116,6 +116,37 @@ class KnownCosines(CountCosines):
 
     def _sums(self, numbers: list[int], weights: np.ndarray) -> np.ndarray:
         return weights @ self._rows[numbers]
+
+
+class Containment:
+    """The share of each task's calls that another task has, by idf: 1 where it has them all among others.
+
+    A cosine falls with every further call that one of the tasks has. So it misses a task that holds all calls
+    of one, or even of two, besides such calls.
+
+    Only a task with two different calls that have arguments counts. Many tasks hold `pwd` and `ls`, or one
+    certain call, by chance. Rare calls weigh most, so that a task without such a `pwd` still has most of it.
+    """
+
+    def __init__(self, tasks: Sequence[Task]):
+        counts = [calls(task) for task in tasks]
+        frequency = Counter(call for own in counts for call in own)
+        self._idf = {call: math.log((len(tasks) + 1) / (n + 0.5)) for call, n in frequency.items()}
+        self._holders: dict[str, list[tuple[int, int]]] = {}  # call -> (index of a task, how often it has it)
+        self._whole = np.ones(len(tasks))
+        for index, (task, own) in enumerate(zip(tasks, counts)):
+            if len({canonical(call.to_json()) for call in task.calls if call.arguments}) > 1:
+                self._whole[index] = math.fsum(n * self._idf[call] for call, n in own.items())
+                for call, n in own.items():
+                    self._holders.setdefault(call, []).append((index, n))
+
+    def __call__(self, task: Task) -> np.ndarray:
+        """Returns the share of each of the tasks, float32 [E] within [0, 1]."""
+        had = np.zeros(len(self._whole))
+        for call, times in calls(task).items():
+            for index, n in self._holders.get(call, ()):
+                had[index] += min(n, times) * self._idf[call]
+        return np.clip(had / self._whole, 0.0, 1.0).astype(np.float32)
 
 
 class EmbeddingCosines:

@@ -511,6 +511,16 @@ def test_a_training_set_without_room_does_not_evolve():
         configs.check_evolution(override(TINY, fine))
 
 
+def test_a_warm_start_of_a_testbed_has_its_tasks_from_a_file():
+    testbed = {"weak_tools": ("ls",), "least": 0, "most": 1, "candidates": 100}
+    config = configs.override(ConfigDict({**TINY.to_dict(), "testbed": testbed}), {"warm_start.steps": 5})
+    with pytest.raises(ValueError, match="config.warm_start.source is '': it must be a file of tasks where"):
+        configs.check(config)
+    configs.check(configs.override(config, {"warm_start.source": "runs/one"}))
+    configs.check(configs.override(config, {"warm_start.steps": 0}))
+    configs.check(configs.override(TINY, {"warm_start.steps": 5}))
+
+
 def test_a_testbed_has_all_its_keys_and_they_fit_together():
     def check(**values):
         configs.check(ConfigDict({**TINY.to_dict(), "testbed": {"weak_tools": ("ls",), **values}}))

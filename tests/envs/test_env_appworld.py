@@ -1,6 +1,7 @@
 """AppWorld: parsing code, real worlds in their own virtual environment, code that tries to escape."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer
 from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.envs import appworld
-from coevolve_jax.envs.appworld import calls, data
+from coevolve_jax.envs.appworld import calls, data, environment
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as Sizes
@@ -68,6 +69,10 @@ def test_code_is_read_and_never_run():
     assert calls.action_pattern(call) == "spotify.login" and calls.wording(call) == ""
     (note,) = code("print(apis.simple_note.show_note(note_id=3, access_token=token))")
     assert calls.wording(note) == "in Simple Note, show note with note id 3"
+    (liked,) = code("apis.spotify.rate(song_ids=[7, 8], by=-1, access_token=token, phone_access_token=t)")
+    assert calls.wording(liked) == "in Spotify, rate with song ids [7, 8], by -1"
+    for partly in ("song_ids=ids, by=1", "song_ids=[7, n]", "by={1, 2}", "7", "**more", "by=1, **{'a': 2}"):
+        assert calls.wording(*code(f"apis.spotify.rate({partly})")) == "", partly
     for wrong, why in [
         ({"code": 7}, "must be text"),
         ({"code": "x" * 20_001}, "at most 20000"),
@@ -82,6 +87,63 @@ def test_code_is_read_and_never_run():
 def test_any_text_has_a_pattern(text):
     (call,) = code(text)
     assert calls.action_pattern(call) and isinstance(calls.wording(call), str)
+
+
+def test_an_api_that_is_not_documented_is_no_action(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("APPWORLD_ROOT", raising=False)
+    for folder, app, apis in ((tmp_path / "own", "phone", ["login"]), (tmp_path, "spotify", ["like_song"])):
+        path = folder / "data" / "api_docs" / "standard" / f"{app}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({api: {"app_name": app} for api in apis}))
+    assert data.apis() == ["phone.login", "spotify.like_song"]
+    pattern = envs.load.__wrapped__("appworld").action_pattern
+    for text, action in (
+        ("apis.spotify.like_song(song_id=1)", "spotify.like_song"),
+        ("apis.spotify.adore_song(song_id=1)", ""),
+        ("apis.phone.like_song(song_id=1)", ""),
+        ("print(1)", "python"),
+    ):
+        assert pattern(*code(text)) == action
+    assert pattern(Call("execute", {})) == "execute"
+
+
+class Notebook:
+    """A made-up world of AppWorld: code is what it prints, "!" is an error, and nothing changes."""
+
+    def __init__(self, task):
+        pass
+
+    def ask(self, what, *arguments):
+        if what == "execute":
+            return arguments[0].removeprefix("!"), arguments[0].startswith("!"), False
+        return {"changes": {}, "fingerprint": ""}.get(what)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "said, passes",
+    [
+        (["3"], True),
+        (["There are 3."], True),
+        (["[13, 3]"], True),
+        (["[13, 27]"], False),
+        (["3.5 and -3"], False),
+        (["x3"], False),
+        (["!3"], False),
+        (["!3", "It is 3"], True),
+    ],
+)
+def test_an_answer_is_told_whole_and_by_code_that_worked(said, passes, monkeypatch):
+    monkeypatch.setattr(environment, "World", Notebook)
+    world = environment.Environment()
+    world.reset(Task("t", "appworld", {"task": "own1_1"}, (Turn("How many?", tuple(code("3"))),)))
+    for call in code(*said):
+        world.step(call)
+    world.end_turn()
+    assert world.score().reason == ("passed" if passes else "answer_missing")
 
 
 def test_what_code_calls_is_compared_by_leak_control():

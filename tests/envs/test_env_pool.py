@@ -150,12 +150,13 @@ def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_our
     timeout = 0.1 if operation in LONG else 0.5
     with ProcessPool("tests.support.families.fragile", workers=1, timeout=timeout) as pool:
         (first, second), options, outcome = in_fragile(pool, operation, how)
-        by_call = operation == "step"
+        # Grading that takes too long after a call is the call's: it may have made the state too large.
+        by_call = operation == "step" or (how == "spin" and operation in ("end_turn", "score"))
         assert (outcome.valid, outcome.reward, outcome.success) == (by_call, 0.0, False)
         assert outcome.reason.startswith("timeout: " if how == "spin" else "crash: ")
         assert f'["{operation}"' in outcome.reason
         assert pool.restarts == (1 if how == "spin" else 2)  # the machine may be at fault: another try
-        if by_call:
+        if operation == "step":
             assert first == Observation("safe") and options == [[]]
             assert second.valid and second.fatal and second.error
             assert json.loads(second.text)["error"] == f"{outcome.reason}: the world is gone"
@@ -163,6 +164,20 @@ def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_our
             assert [(o.valid, o.fatal) for o in (first, second)] == [(False, False)] * 2
         else:
             assert second == Observation("safe fragile")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how, calls, valid", [("spin", 1, True), ("spin", 0, False), ("crash", 1, False)])
+def test_a_state_that_takes_too_long_to_digest_is_the_failure_of_a_call_before(how, calls, valid):
+    task = Task("t", "fragile", {"fails_in": "fingerprint", "how": how}, (Turn("do it"),))
+    with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.1) as pool:
+        env_ids = pool.reset([task])
+        pool.step(env_ids, [[Call("safe", {})] * calls])
+        assert pool.fingerprint(env_ids) == [""]
+        pool.end_turn(env_ids)
+        (outcome,) = pool.score(env_ids)
+        assert (outcome.valid, outcome.reward, outcome.success) == (valid, 0.0, False)
+        assert '["fingerprint"' in outcome.reason
 
 
 @pytest.mark.parametrize(

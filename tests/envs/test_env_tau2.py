@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.envs import tau2
-from coevolve_jax.envs.tau2 import protocol
+from coevolve_jax.envs.tau2 import benchmark, environment, protocol
 from coevolve_jax.envs.tau2.arithmetic import calculate
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
@@ -32,7 +32,7 @@ from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.testing.probe import play
-from coevolve_jax.types import Call, Group, Outcome, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Observation, Outcome, Task, Trajectory, Turn
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
 
@@ -129,6 +129,42 @@ def test_domains_that_do_not_exist_are_named():
     config = configs.load_file(ROOT / "configs" / "tau2_tiny.py")
     configs.check(config)
     assert tau2._domains(config.environment) == ["telecom"]
+
+
+class Shop:
+    """A made-up domain: what is bought is its state."""
+
+    def __init__(self):
+        self.bought, self.messages = [], ()
+
+    def call(self, call):
+        self.bought.append(call.name)
+        return Observation("Done.")
+
+    def fingerprint(self):
+        return " ".join(self.bought)
+
+
+@pytest.mark.parametrize(
+    "query, bought, reason",
+    [
+        ("Buy tea.", "tea", "DB"),
+        ("Buy milk.", "milk", "passed"),
+        ("Buy milk.", "tea", "state_differs"),
+    ],
+)
+def test_the_packages_verdict_is_on_its_own_tasks_and_on_no_new_task_in_their_scenarios(
+    query, bought, reason, monkeypatch
+):
+    monkeypatch.setattr(environment, "begin", lambda scenario: Shop())
+    monkeypatch.setattr(benchmark, "query", lambda domain, task: task["words"])
+    monkeypatch.setattr(benchmark, "verdict", lambda scenario, messages: {"DB": 0.0})
+    world = environment.Environment()
+    scenario = {"domain": "retail", "official": {"words": "Buy tea."}}
+    world.reset(Task("t", "tau2", scenario, (Turn(query, (Call("milk", {}),)),)))
+    world.step(Call(bought, {}))
+    world.end_turn()
+    assert world.score().reason == reason
 
 
 def test_leak_control_looks_past_the_policy():

@@ -84,6 +84,28 @@ def test_a_turn_passes_with_its_facts_and_with_each_answer_that_changed_none(com
 
 
 @pytest.mark.parametrize(
+    "query, won, reason",
+    [
+        ("Win.", True, "passed"),
+        ("Win.", False, "quest_not_won"),
+        ("Take the apple.", True, "facts_missing"),
+        ("Take the apple.", False, "facts_missing"),
+    ],
+)
+def test_the_goal_of_a_game_grades_its_own_quest_and_no_new_task_in_its_house(
+    query, won, reason, monkeypatch
+):
+    monkeypatch.setattr(environment, "Game", House)
+    monkeypatch.setattr(environment.games, "quest", lambda name: ("Win.", ("take apple",)))
+    world = environment.Environment()
+    scenario = {"level": 1, "seed": 0, "quest": True}
+    world.reset(Task("t", "textworld", scenario, (Turn(query, tuple(act("take apple"))),)))
+    world._game.won = won
+    world.end_turn()
+    assert world.score().reason == reason
+
+
+@pytest.mark.parametrize(
     "command, word",
     [
         ("save", "no verb 'save'"),

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from pydantic import ValidationError
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs
@@ -14,6 +15,7 @@ from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm, scripted
+from coevolve_jax.explorers.llm.abstractor import TurnAnswer
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.lines import call_lines, history, lead, question
 from coevolve_jax.llm.client import Client
@@ -225,6 +227,13 @@ def test_a_server_that_answers_rubbish_makes_no_tasks_and_no_trouble(server, poo
     assert (
         made.roles.costs[f"llm_faults/{FAULTS[fault][0]}"] == 18
     )  # three contexts, two rounds, three passes
+
+
+def test_a_query_of_blanks_is_none():
+    assert TurnAnswer(query=" Do it.\n", steps=[1]).query == "Do it."
+    for blank in ("", " \n"):
+        with pytest.raises(ValidationError):
+            TurnAnswer(query=blank, steps=[1])
 
 
 def test_what_a_model_writes_is_checked(server, pool):

@@ -81,6 +81,33 @@ def test_values_stand_in_the_place_of_their_argument():
     assert "make it cheap" in own.lower() and "mug" not in own
 
 
+@pytest.mark.parametrize(
+    "request_, arguments, said",
+    [
+        (
+            "set the price of a product",
+            {"product": "a price tag", "price": 4},
+            "the price of product 'a price tag', with price 4",
+        ),
+        (
+            "sell a product at a price",
+            {"product": "a price tag", "price": 4},
+            "product 'a price tag' at price 4",
+        ),
+        (
+            "sell a product at a price",
+            {"price": 4, "product": "a price tag"},
+            "product 'a price tag' at price 4",
+        ),
+        ("open a file name in a file", {"file": "x", "file_name": "y"}, "file name 'y' in file 'x'"),
+        ("open a file name", {"file": "x", "file_name": "y"}, "file name 'y', with file 'x'"),
+    ],
+)
+def test_a_value_never_stands_within_another(request_, arguments, said):
+    text = phrasing.clause(Call("do", arguments), request_, [], np.random.default_rng(0))
+    assert text.endswith(said)
+
+
 @pytest.fixture(scope="module")
 def varied():
     """Tasks in the shop, worded so, with their scenarios' tools."""

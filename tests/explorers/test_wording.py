@@ -81,6 +81,23 @@ def test_each_check_refuses_what_it_should(policy, lost, answer):
     assert fault(TICKET, answer, TOOLS, policy.chat.controls) == lost
 
 
+@pytest.mark.parametrize(
+    "lost, answer",
+    [
+        ("", 'Please order the items {"mug": 3, "pen": null}, urgent true.'),
+        ("value", 'Please order the items {"pen": null}, 3 of them, urgent true.'),
+        ("value", 'Please order the items {"mug": 3, "pen": null}.'),
+        ("value", 'Please order the items {"mug": 3, "pen": 3}, urgent true.'),
+    ],
+)
+def test_keys_and_words_of_json_are_values_too(lost, answer):
+    turn = Turn(
+        'Order the items (items {"mug": 3, "pen": null}, urgent true, gift false).',
+        (Call("order", {"items": {"mug": 3, "pen": None}, "urgent": True}),),
+    )
+    assert fault(turn, answer, (), lambda text: False) == lost
+
+
 def test_a_tool_that_the_query_names_may_be_named():
     turn = Turn("Find 'a'; sort the file.", (Call("find", {"name": "a"}), Call("sort", {})))
     assert fault(turn, "Please find 'a', and sort the file.", ("find", "sort"), lambda text: False) == ""

@@ -21,6 +21,7 @@ from coevolve_jax.loop import initial as begin
 from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.run import RunState
 from coevolve_jax.records import checkpoint, rollouts
+from coevolve_jax.records.workdir import claimed
 from coevolve_jax.strategies.base import StepReport
 from tests.loop.test_loop import BASE, SMALL, rows, session
 from tests.records.test_rollouts import assert_same
@@ -111,6 +112,20 @@ def told(folder, monkeypatch, config, stops=(None,)):
             _, end = session(config, folder, batches=True, soon=True, until=until)
             assert not isinstance(end, BaseException), end
     return folder, steps
+
+
+@pytest.mark.parametrize("stops", [(None,), (0, 2, None)])
+def test_the_ledger_begins_with_what_the_explorer_of_a_warm_start_cost(tmp_path, monkeypatch, stops):
+    folder, config = tmp_path / "run", settings(seed=SEED, steps=4)
+    warm = {"llm_requests/explore": 5, "llm_tokens": 70, "money": 1.5}
+    with claimed(folder, config):
+        (folder / "warm_start").mkdir()
+    (folder / "warm_start" / "made.json").write_text(json.dumps({"refused": {}, "costs": warm}))
+    told(folder, monkeypatch, config, stops)
+    summary, ledger = load(folder / "summary.json"), load(folder / "ledger.json")
+    paid = dict(Paid.spent + Counter(warm))
+    assert summary["explorer"] == summed(row["costs"] for row in rows(folder / "costs.jsonl")) == paid
+    assert (ledger["llm_tokens"], ledger["money"]) == (paid["llm_tokens"], paid["money"])
 
 
 def load(path):

@@ -216,6 +216,20 @@ def test_the_end_of_a_turn_is_the_templates(chat):
         assert [p.call for p in chat.parse([*chat.message(CALLS)[:-1], stop])] == CALLS
 
 
+def test_only_the_forms_that_were_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr("coevolve_jax.rollout.chat.FORMS", 4)
+    chat, rendered = named("chatml"), []
+    real = chat._render
+    monkeypatch.setattr(chat, "_render", lambda *asked, **more: rendered.append(1) or real(*asked, **more))
+    ask = lambda n: chat.prompt([{"type": "function", "function": {"name": f"tool_{n}"}}], "q")
+    first = ask(0)
+    for n in range(1, 20):
+        ask(n)
+        assert ask(0) == first  # used again and again, so it stays
+        assert len(chat._forms) <= 4
+    assert len(rendered) == 20
+
+
 def test_a_prompt_does_not_depend_on_the_day():
     tokenizer = llama(date=NOW)
     today = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)

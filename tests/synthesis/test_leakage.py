@@ -15,7 +15,14 @@ from coevolve_jax import config as configs
 from coevolve_jax.envs.base import features
 from coevolve_jax.loop.initial import leak_guard
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
-from coevolve_jax.synthesis.similarity import CountCosines, EmbeddingCosines, KnownCosines, calls, ngrams
+from coevolve_jax.synthesis.similarity import (
+    Containment,
+    CountCosines,
+    EmbeddingCosines,
+    KnownCosines,
+    calls,
+    ngrams,
+)
 from coevolve_jax.types import Call, Task, Turn
 from tests.support.paths import ROOT
 
@@ -261,6 +268,7 @@ def test_the_nearest_is_by_the_measure_that_comes_closest_to_refusing(seed, feat
     for measure, least, cosines in (
         ("features", features_from, CountCosines(evaluation, features)),
         ("arguments", arguments_from, KnownCosines(evaluation, calls)),
+        ("arguments", arguments_from, lambda task: [share(task, e, evaluation) for e in evaluation]),
     ):
         ratios += [(float(c) / min(least, 1 - 1e-6), measure, t.id) for c, t in zip(cosines(new), evaluation)]
     best = max(ratios)[0]
@@ -268,6 +276,59 @@ def test_the_nearest_is_by_the_measure_that_comes_closest_to_refusing(seed, feat
         (near.measure, near.task) == (m, t) for r, m, t in ratios if math.isclose(r, best, rel_tol=1e-5)
     )
     assert guard.refuses(near) == (guard.check(new) == "near_evaluation") == (best >= 1)
+
+
+def share(new, one, evaluation):
+    """The share of one evaluation task's calls, by idf, that a new task has; 0 where there is none."""
+    holds = lambda task, call: task.calls.count(call)
+    idf = lambda call: math.log((len(evaluation) + 1) / (sum(call in e.calls for e in evaluation) + 0.5))
+    different = [call for n, call in enumerate(one.calls) if call not in one.calls[:n]]
+    if sum(bool(call.arguments) for call in different) < 2:
+        return 0.0
+    had = sum(min(holds(one, call), holds(new, call)) * idf(call) for call in different)
+    return had / sum(idf(call) for call in one.calls)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_the_share_of_an_evaluation_tasks_calls(seed):
+    rng = np.random.default_rng(seed)
+    pool = [Call("pwd", {}), Call("ls", {}), *(Call("cd", {"folder": f}) for f in "abcd")]
+    draw = lambda id: Task(id, "bfcl", {}, (Turn(id, tuple(rng.choice(pool, rng.integers(1, 6)))),))
+    evaluation, new = [draw(f"e{n}") for n in range(6)], draw("new")
+    found = Containment(evaluation)(new)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [share(new, one, evaluation) for one in evaluation], atol=1e-6)
+
+
+def test_a_task_that_holds_a_whole_evaluation_task_is_refused():
+    """Also where its other calls are those of further evaluation tasks: the cosine falls with them."""
+    c = [Call("mv", {"source": f"s{n}", "destination": f"d{n}"}) for n in range(8)]
+    pwd, ls = Call("pwd", {}), Call("ls", {})
+    said = lambda id, *own: Task(id, "bfcl", {}, (Turn(f"Query {id}.", own),))
+    evaluation = [
+        said("A", c[0], c[1]), said("B", c[2], c[3]), said("pwd", pwd), said("bare", pwd, ls),
+        said("one", c[4]), said("twice", c[5], c[5]), said("with pwd", pwd, c[6], c[7]),
+    ]  # fmt: skip
+    guard, off = (LeakGuard(evaluation, call_threshold=least) for least in (0.88, 0.0))
+    cosines = KnownCosines(evaluation, calls)
+    for own, near in (
+        ((c[0], c[1], c[2]), "A"),
+        ((c[1], c[2], c[0]), "A"),
+        ((c[2], c[0], c[3], c[1]), "A"),
+    ):
+        task = said("new", *own)
+        assert guard.check(task) == "near_evaluation" and off.check(task) is None
+        assert guard.nearest(task) == ("arguments", 1.0, near) and cosines(task).max() < 0.83
+    for own in (
+        (c[0], c[2]),
+        (c[0], pwd, c[2]),
+        (c[4], c[0]),
+        (c[5], c[0], c[5], c[2]),
+        (pwd, ls, c[0], c[2]),
+    ):
+        assert guard.check(said("new", *own)) is None, own
+    assert guard.nearest(said("new", c[6], c[7], c[0])).similarity > 0.7  # without its pwd
 
 
 def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.envs import base
-from coevolve_jax.envs.appworld.calls import EXECUTE
+from coevolve_jax.envs.appworld.calls import EXECUTE, NO_API
 from coevolve_jax.envs.appworld.calls import action_pattern as action_pattern
 from coevolve_jax.envs.appworld.calls import features as features
 from coevolve_jax.envs.appworld.calls import wording as wording
@@ -59,6 +59,13 @@ def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
 
 def tools(task: Task) -> list[dict]:
     return [EXECUTE]
+
+
+def actions() -> list[str]:
+    """Returns what `action_pattern` may answer: code may name APIs that do not exist."""
+    from coevolve_jax.envs.appworld import data
+
+    return [EXECUTE["function"]["name"], NO_API, *data.apis()]
 
 
 def make() -> Environment:

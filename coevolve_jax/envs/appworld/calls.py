@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import json
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +16,8 @@ from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.types import Call, Task
 
 MAX_CODE = 20_000  # characters
+NO_API = "python"  # the action of code that calls no API
+TOKEN = "access_token"  # ends the names of arguments that no user says
 EXECUTE = {
     "type": "function",
     "function": {
@@ -39,11 +43,15 @@ _SIGNATURES = signatures([EXECUTE])
 
 
 class ApiCall(NamedTuple):
-    """A call apis.<app>.<api>(...) in code. arguments: the keyword arguments that are literals."""
+    """A call apis.<app>.<api>(...) in code.
+
+    arguments: the keyword arguments that are literals. whole: whether all are but for access tokens.
+    """
 
     app: str
     api: str
     arguments: dict[str, Any]
+    whole: bool = True
 
     @property
     def name(self) -> str:
@@ -82,11 +90,23 @@ def _parse(code: str) -> tuple[ApiCall, ...]:
             case ast.Call(
                 func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="apis"), attr=app), attr=api)
             ):
-                written = {
-                    k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)
-                }
-                found.append((node.lineno, node.col_offset, ApiCall(app, api, written)))
+                written = {}
+                for keyword in node.keywords:
+                    with contextlib.suppress(ValueError):
+                        written[keyword.arg or ""] = _literal(keyword.value)
+                written.pop("", None)  # **arguments
+                said = {k.arg for k in node.keywords if not (k.arg or "").endswith(TOKEN)}
+                whole = not node.args and said <= written.keys()
+                found.append((node.lineno, node.col_offset, ApiCall(app, api, written, whole)))
     return tuple(call for *_, call in sorted(found, key=lambda f: f[:2]))
+
+
+def _literal(node: ast.expr) -> Any:
+    """Returns the value of a literal that JSON can hold. ValueError for other code."""
+    try:
+        return json.loads(json.dumps(ast.literal_eval(node), allow_nan=False))
+    except (TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"The code is no literal ({error}): JSON cannot hold its value.") from None
 
 
 def action_pattern(call: Call) -> str:
@@ -95,20 +115,25 @@ def action_pattern(call: Call) -> str:
         calls = _parse(read(call))
     except ValueError:
         return call.name
-    return calls[0].name if calls else "python"
+    return calls[0].name if calls else NO_API
 
 
 def wording(call: Call) -> str:
-    """Returns a user's words for code that calls one API, "" for other code."""
+    """Returns a user's words for code that calls one API with literals, "" for other code.
+
+    Words for a part of the arguments would ask for another call.
+    """
     calls = api_calls(call)
     if len(calls) != 1:
         return ""
-    ((app, api, arguments),) = calls
+    ((app, api, arguments, whole),) = calls
     title = app.replace("_", " ").title()
     if api == "login":
         return f"log in to {title}"
+    if not whole:
+        return ""
     given = [
-        f"{name.replace('_', ' ')} {value!r}" for name, value in arguments.items() if name != "access_token"
+        f"{name.replace('_', ' ')} {value!r}" for name, value in arguments.items() if not name.endswith(TOKEN)
     ]
     return f"in {title}, {api.replace('_', ' ')}" + (f" with {', '.join(given)}" if given else "")
 

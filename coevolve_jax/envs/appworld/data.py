@@ -57,6 +57,13 @@ def specs(task_id: str) -> dict:
     raise ValueError(f"There is no task {task_id!r} of AppWorld: {path} is missing.")
 
 
+def apis() -> list[str]:
+    """Returns the documented APIs of all data that is there, such as "spotify.login"."""
+    folders = [root(name) / "data" / "api_docs" / "standard" for name in (OWN_PREFIX, "")]
+    documents = [path for folder in folders for path in folder.glob("*.json")]
+    return sorted({f"{path.stem}.{name}" for path in documents for name in json.loads(path.read_text())})
+
+
 @functools.cache
 def beginning(task_id: str) -> str:
     """Digests a task's initial state: its changes to the base databases, and its time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from coevolve_jax.envs.appworld.calls import read
@@ -18,7 +19,8 @@ class Environment:
 
     A turn with reference calls passes on three conditions. The databases change as under these calls. The
     task is completed with the same answer, where they complete it. And the output of those that change
-    nothing was printed to the agent too.
+    nothing was printed to the agent too: not as a part of a longer word or number, and not by code that
+    failed.
     """
 
     def reset(self, task: Task) -> None:
@@ -35,7 +37,8 @@ class Environment:
         except ValueError as error:
             return Observation(str(error), error=True)
         said, error, completed = self._world.ask("execute", code)
-        self._said.append(said)
+        if not error:
+            self._said.append(said)
         return Observation(said, error, ends=completed)
 
     def options(self) -> list[Call]:
@@ -66,7 +69,7 @@ class Environment:
         told = perform(self._reference, turn)
         if not agree(self._world.ask("changes"), self._reference.ask("changes")):
             return "databases_differ"
-        return "" if all(any(line in said for said in self._said) for line in told) else "answer_missing"
+        return "" if all(any(_stands(out, said) for said in self._said) for out in told) else "answer_missing"
 
     def score(self) -> Outcome:
         """Returns reward 1 where all turns ended and passed. ValueError for a bare scenario."""
@@ -98,3 +101,8 @@ def agree(changes: dict[str, Any], reference: dict[str, Any]) -> bool:
     if COMPLETED not in reference:
         changes = {table: rows for table, rows in changes.items() if table != COMPLETED}
     return changes == reference
+
+
+def _stands(output: str, said: str) -> bool:
+    """Says whether an output stands in a text, and not as a part of a longer word or number."""
+    return bool(re.search(rf"(?<![\w.-]){re.escape(output)}(?!\w|[.-]\w)", said))

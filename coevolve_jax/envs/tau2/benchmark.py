@@ -105,6 +105,11 @@ def query(domain: str, task: dict) -> str:
     )
 
 
+def asks_officially(scenario: Mapping[str, Any], turn: Turn) -> bool:
+    """Says whether a turn asks for a scenario's official task, in its words."""
+    return "official" in scenario and turn.query == query(scenario["domain"], scenario["official"])
+
+
 @functools.cache
 def scenarios(domain: str, split: str) -> tuple[Task, ...]:
     """Returns the initial states of a split, each once.

@@ -9,10 +9,11 @@ from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
 
 class Environment:
-    """One rollout's world. The package's evaluators grade the turn of an official task.
+    """One rollout's world. The package's evaluators grade the turn of an official task, in its own words.
 
-    The turn of another task passes on two conditions. Its reference calls lead to the same state. And each of
-    their answers that came without a change of state was also an answer to the agent.
+    Another turn, also of a new task in an official scenario, passes on two conditions. Its reference calls
+    lead to the same state. And each of their answers that came without a change of state was also an answer
+    to the agent.
     """
 
     def reset(self, task: Task) -> None:
@@ -31,8 +32,9 @@ class Environment:
 
     def _grade(self, turn: Turn) -> str:
         """Returns why the turn fails, "" where it passes."""
-        if "official" in self._task.scenario:
-            scores = benchmark.verdict(dict(self._task.scenario), self._world.messages)
+        scenario = dict(self._task.scenario)
+        if benchmark.asks_officially(scenario, turn):
+            scores = benchmark.verdict(scenario, self._world.messages)
             return ", ".join(kind for kind, score in scores.items() if score < 1)
         reference = self._reference = self._reference or begin(self._task.scenario)
         told = []

@@ -64,10 +64,11 @@ def clean(feedback: str) -> str:
 
 
 class Environment:
-    """One rollout's world. The turn of a game's own quest passes where the game is won.
+    """One rollout's world. The turn of a game's own quest, in its words, passes where the game is won.
 
-    Another turn passes on two conditions. All facts that its reference calls gain hold. And each of their
-    answers that came without a change of facts was also an answer to the agent.
+    Another turn, also of a new task in a game with a quest, passes on two conditions. All facts that its
+    reference calls gain hold. And each of their answers that came without a change of facts was also an
+    answer to the agent.
     """
 
     def reset(self, task: Task) -> None:
@@ -93,7 +94,7 @@ class Environment:
 
     def _grade(self, turn: Turn) -> str:
         """Returns why the turn fails, "" where it passes."""
-        if self._name.quest:
+        if self._name.quest and turn.query == games.quest(self._name)[0]:
             return "" if self._game.won else "quest_not_won"
         if self._reference is None:
             self._reference = Game(self._name)

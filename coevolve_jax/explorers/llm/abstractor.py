@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
 from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
@@ -18,7 +19,7 @@ from coevolve_jax.types import Turn
 
 
 class TurnAnswer(BaseModel):
-    query: str = Field(min_length=1, max_length=2000)
+    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
     steps: list[int] = Field(min_length=1, max_length=20)
 
 

@@ -56,20 +56,36 @@ def phrase(
 
 def clause(call: Call, request: str, seen: Sequence[Triplet], rng: np.random.Generator) -> str:
     """Words one call: its request, with each value in place of "a PARAMETER", or after it."""
-    left = []
+    left, nouns = [], {name: name.replace("_", " ") for name in call.arguments}
+    places, said_at = _places(request, nouns), {}
     for name, value in call.arguments.items():
-        noun = name.replace("_", " ")
+        noun = nouns[name]
         described = singled_out(value, seen, rng) if rng.random() < DESCRIBED else ""
         said = f"the {noun} with {described}" if described else f"{noun} {value_text(value)}"
-        place = re.search(rf"\b(?:a|an) {re.escape(noun)}\b(?!')", request)
-        if place:
-            request = request[: place.start()] + said + request[place.end() :]
+        if name in places:
+            said_at[places[name]] = said
         else:
             left.append(said)
+    for (start, end), said in sorted(said_at.items(), reverse=True):
+        request = request[:start] + said + request[end:]
     if not left:
         return request
     listed = ", ".join(left[:-1]) + " and " * (len(left) > 1) + left[-1]
     return f"{request}, with {listed}"
+
+
+def _places(request: str, nouns: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """Returns where "a PARAMETER" stands in a request, by the parameter's name.
+
+    nouns: each parameter's words. Places do not overlap: "a file name" is no place of "file".
+    """
+    places: dict[str, tuple[int, int]] = {}
+    for name in sorted(nouns, key=lambda name: -len(nouns[name])):
+        for found in re.finditer(rf"\b(?:a|an) {re.escape(nouns[name])}\b(?!')", request):
+            if all(found.end() <= start or end <= found.start() for start, end in places.values()):
+                places[name] = found.span()
+                break
+    return places
 
 
 def singled_out(value: Any, seen: Sequence[Triplet], rng: np.random.Generator) -> str:
