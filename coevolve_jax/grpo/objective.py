@@ -167,14 +167,16 @@ class Objective:
     ) -> _Surrogate:
         """The clipped policy gradient of each token, with config.tis_cap times its truncated weight."""
         c, cap = self.config, self.config.tis_cap
+        decoupled = old_logprobs is None and micro.ages.size > 0
         if old_logprobs is None:
             old_logprobs = frozen
-            if micro.ages.size:
-                old_logprobs = losses.proximal_logprobs(frozen, micro.sampler_logprobs, micro.ages)
-                # The ratio starts at pi / pi_prox. Weight and ratio together are tis_cap at most, as for a
-                # fresh token.
-                cap = c.tis_cap * jnp.exp(old_logprobs - frozen)
+        if decoupled:
+            old_logprobs = losses.proximal_logprobs(frozen, micro.sampler_logprobs, micro.ages)
         log_ratio = losses.log_ratio(logprobs, old_logprobs, micro.mask, micro.segment_ids, c.ratio)
+        if decoupled:
+            # The ratio starts at pi / pi_prox: the token's own, or its trajectory's mean. Weight and ratio
+            # together are tis_cap at most, as for a fresh token.
+            cap = c.tis_cap * jnp.exp(-log_ratio)
         surrogate, ratio, clipped = losses.clipped_surrogate(
             log_ratio, micro.advantages, c.clip_low, c.clip_high
         )
