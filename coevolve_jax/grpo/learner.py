@@ -90,7 +90,7 @@ class Learner:
         shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
         self._programs = _programs(self._objective, seed, tree, tuple(shapes))
         self.keeps_reference = self._objective.keeps_reference
-        # Else the caller can let the policy before RL go: it is as large as the policy.
+        # So the caller can let the policy before RL go once it has a state.
         self._reference = frozen(reference, config.dtype) if self.keeps_reference else None
         self.init, self.abstract_state = self._programs.init, self._programs.abstract_state
         self.gradients = partial(gradients, self._objective)
@@ -107,7 +107,7 @@ class Learner:
         return self._programs.merge(state.params, self._reference, dtype)
 
     def policy_to_save(self, state: TrainState, dtype: str) -> Any:
-        """What `policy` returns, for `hf_io.save`, without memory for all merged kernels at once."""
+        """Returns what `policy` does, for `hf_io.save`, without memory for all merged kernels at once."""
         if not self._objective.lora:
             return state.params
         return lora.merged_in_turn(self._reference, state.params, self._objective.lora_scale, dtype)

@@ -115,9 +115,9 @@ def merge(base: Any, adapters: Any, scale: float, dtype: Any = jnp.float32) -> A
 
 
 def merged_in_turn(base: Any, adapters: Any, scale: float, dtype: Any) -> Any:
-    """What `merge` returns, for `hf_io.save`, with kernels that are merged as they are written, one by one.
+    """Returns what `merge` does, for `hf_io.save`: each kernel is merged when it is written.
 
-    No two of them are in memory at once.
+    So no two merged kernels are in memory at once.
     """
     program = jax.jit(partial(_merged, scale=scale, dtype=dtype))
     return _with_each(

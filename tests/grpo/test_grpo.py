@@ -294,7 +294,7 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
 
 
 def test_the_balance_of_the_routers_that_is_logged_is_the_one_in_the_loss():
-    """It is a mean over micro-batches, by their tokens, of E * sum of load * probability."""
+    """Both are the mean over micro-batches, by their tokens, of E * sum of load * probability."""
     params = jax.jit(Decoder(EXPERTS).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
     c = learner_config(router_balance=0.5, kl="none", kl_coef=0.0)
     learner = Learner(EXPERTS, c, params, temperature=1.0, mesh=sharding.make_mesh())
