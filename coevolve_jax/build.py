@@ -40,7 +40,7 @@ from coevolve_jax.types import Task, Trajectory
 class Policy:
     """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
 
-    params: None once a run has a TrainState and does not need the policy before RL (`loop.trainer.Trainer`).
+    params: None once a run has a TrainState (`loop.trainer.Trainer`).
     folder: as it was named.
     """
 
@@ -77,6 +77,15 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp
     tokenizer = load_tokenizer(folder)
     hf_io.check_tokenizer(model_config, tokenizer)
     return Policy(model_config, params, tokenizer, Chat(tokenizer), os.fspath(folder))
+
+
+def trained_dtype(learner: ConfigDict) -> str:
+    """The dtype in which to load a policy that is to be trained. learner: that section of the config.
+
+    It is that of the master weights, which begin as copies of the parameters. With LoRA the adapters are the
+    master weights. The parameters are then the frozen base, in the dtype of the computation.
+    """
+    return learner.dtype if learner.lora_rank else learner.param_dtype
 
 
 def family(config: ConfigDict) -> envs.Family:

@@ -88,8 +88,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     model = hf_io.load_config(c.model)
     plan.check_context(c, model)
     plan.check_fits(c, model, mesh, sharding.device_memory(mesh))
-    # The learner's dtype, not float32: every product with the frozen reference would cast it to that anyway.
-    policy = build.policy(initial_model(c, workdir), mesh, c.learner.dtype)
+    # In the dtype of the master weights, which are copies. The learner casts the reference that it keeps.
+    policy = build.policy(initial_model(c, workdir), mesh, build.trained_dtype(c.learner))
     chat = policy.chat.writing(c.rollout.tool_call_format)
     if jax.process_index() == 0:
         for note in chat.notes:

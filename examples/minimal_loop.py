@@ -57,7 +57,7 @@ def run(config: ConfigDict) -> Iterator[StepRecord]:
     c = config
     configs.check(c)
     mesh = make_mesh(**c.mesh)
-    policy = build.policy(c.model, mesh, c.learner.dtype)
+    policy = build.policy(c.model, mesh, build.trained_dtype(c.learner))
     learner = Learner(
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )

@@ -37,7 +37,7 @@ def run(workdir: Path, folder: Path) -> None:
     from coevolve_jax import build
     from coevolve_jax import config as configs
     from coevolve_jax.distributed import sharding
-    from coevolve_jax.grpo.learner import Learner
+    from coevolve_jax.grpo.learner import Learner, frozen
     from coevolve_jax.harness.gradient import gradient_checks
     from coevolve_jax.loop.warm_start import initial_model
     from coevolve_jax.records import checkpoint, rollouts
@@ -49,16 +49,18 @@ def run(workdir: Path, folder: Path) -> None:
     if not recorded:
         raise ValueError(f"{workdir} holds no rollouts: let it run with config.logging.rollouts_every=1.")
     mesh = sharding.make_mesh(**parent.mesh)
-    policy = build.policy(initial_model(parent, workdir), mesh, parent.learner.dtype)
+    policy = build.policy(initial_model(parent, workdir), mesh, build.trained_dtype(parent.learner))
+    reference = frozen(policy.params, parent.learner.dtype)  # once for both configs
+    policy.params = None  # frees memory
     learner = Learner(
-        policy.config, parent.learner, policy.params, temperature=parent.rollout.temperature, mesh=mesh
+        policy.config, parent.learner, reference, temperature=parent.rollout.temperature, mesh=mesh
     )
     restored = checkpoint.restore(checkpoints(parent, workdir), learner.abstract_state)
     if restored is None:
         raise ValueError(f"{workdir} holds no checkpoint: name the workdir of a finished run.")
     _, state, _ = restored
     steps = [rollouts.read_rollouts(workdir, step) for step in recorded]
-    checks = gradient_checks(parent, child, policy.config, state.params, policy.params, steps, mesh)
+    checks = gradient_checks(parent, child, policy.config, state.params, reference, steps, mesh)
     write_text(folder / "checks.json", json.dumps({name: list(check) for name, check in checks.items()}))
     for name, check in checks.items():
         bound = "" if check.bound is None else f", bound {check.bound:.4g}"

@@ -2,7 +2,7 @@
 
 RULES has every key that can be without effect whatever its value, with when and why. VALUES has values that
 have no effect where others of their key have one. Both leave out what the rollouts decide
-(learner.pack_length_buckets).
+(learner.pack_length_buckets). REMARKS has settings that change a run, but not as their names say.
 """
 
 from __future__ import annotations
@@ -346,13 +346,44 @@ VALUES: dict[str, tuple[Callable[[ConfigDict], bool], str]] = {
 }
 
 
+def _adapters_drown(c: ConfigDict) -> bool:
+    """Whether bfloat16 rounds off all that adapters can change during the whole run.
+
+    Adam moves the numbers of B by up to the learning rate in an update, and those of A have variance 1 / in.
+    So U updates change a kernel by some alpha / sqrt(rank) * rate * U of its own size. Half a step of
+    bfloat16 is 1/512 to 1/256 of a number.
+    """
+    own = c.learner
+    if not own.lora_rank or "bfloat16" not in (own.dtype, c.engine.dtype):
+        return False
+    updates = c.steps * own.epochs
+    return own.lora_alpha / own.lora_rank**0.5 * own.learning_rate * updates < 1 / 256
+
+
+# When, and a sentence for the user.
+REMARKS: tuple[tuple[Callable[[ConfigDict], bool], str], ...] = (
+    (
+        lambda c: _uses_kl(c) and c.learner.kl == "k1",
+        "config.learner.kl_coef = {learner.kl_coef} weighs noise: the gradient of config.learner.kl=k1 is "
+        "the same for every reference and zero in the mean, so nothing pulls to the start; use k2 or k3.",
+    ),
+    (
+        _adapters_drown,
+        "config.learner.learning_rate = {learner.learning_rate} changes most numbers that have adapters by "
+        "less than bfloat16 can tell in the whole run, so that the policy hardly changes where "
+        "config.learner.dtype ({learner.dtype}) or config.engine.dtype ({engine.dtype}) is that: set both to "
+        "float32, or raise the rate.",
+    ),
+)
+
+
 def idle(config: ConfigDict, fresh: bool = True) -> dict[str, str]:
     """Keys of a run's config that have no effect, whatever their values, and why. fresh: see `Run`."""
     return {key: _why(config, rule) for rule, key in _rules(config, fresh)}
 
 
 def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
-    """A sentence for each value that has no effect, unless it is the default."""
+    """A sentence for each value that has no effect, unless it is the default, and REMARKS that apply."""
     found = {}
     for rule, key in _rules(config, fresh):
         value, silent = _value(config, key), rule.keys[key]
@@ -361,7 +392,7 @@ def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
     for key, (without, why) in VALUES.items():
         if (value := _value(config, key)) != _default(config, key) and key not in found and without(config):
             found[key] = f"config.{key} = {value!r} has no effect: {why}."
-    return list(found.values())
+    return [*found.values(), *(remark.format_map(config) for applies, remark in REMARKS if applies(config))]
 
 
 def _rules(config: ConfigDict, fresh: bool) -> Iterator[tuple[Rule, str]]:

@@ -180,7 +180,9 @@ LEARNER = dict(
     kl=Key("k3", of=("k1", "k2", "k3", "none")),  # estimator
     kl_coef=Key(0.001, least=0),  # weight of the KL to the frozen start
     kl_bound=Key(10.0, least=0),  # nats from which the KL of a token is a straight line; 0: never
-    router_balance=Key(0.0, least=0),  # weight of the load-balancing loss, for models with experts
+    # Weight of the load-balancing loss, for models with experts. It is taken of each micro-batch, so that
+    # rows_per_microbatch changes it.
+    router_balance=Key(0.0, least=0),
     replay_routing=False,  # use the experts that the sampler used, for models with experts
     # Bound on the weight learner / sampler of a token; 0: a ratio to the sampler. 2 where both compute in
     # bfloat16.

@@ -23,7 +23,7 @@ from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.optimizer_offload import step_by_layer
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import moe
-from coevolve_jax.models.decoder import ModelConfig
+from coevolve_jax.models.decoder import ModelConfig, in_float32
 
 
 class TrainState(NamedTuple):
@@ -46,9 +46,10 @@ class Learner:
     Args:
       model_config: the policy's architecture.
       config: the `learner` section of the run's config.
-      reference: frozen parameters, the policy before RL. The KL term pulls to them, and LoRA adapts them.
-        config.dtype is as good for them as float32, but for norms and routers whose weights it rounds.
-        Without KL term and adapters their shapes alone are kept.
+      reference: the policy before RL. The KL term pulls to it, and LoRA adapts it. It is kept `frozen` in
+        config.dtype, which changes nothing in what the update computes. But the policy that LoRA samples and
+        exports is then the rounded base with adapters. Without KL term and adapters its shapes alone are
+        kept.
       temperature: the sampler's. Logits are divided by it, so that ratios compare equals.
       mesh: where it runs. Parameters and optimiser state follow the rules of distributed/sharding.py.
         Adapters are on every device.
@@ -89,15 +90,27 @@ class Learner:
         shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
         self._programs = _programs(self._objective, seed, tree, tuple(shapes))
         self.keeps_reference = self._objective.keeps_reference
-        # Else the caller can let the policy before RL go: it is as large as the policy.
-        self._reference = reference if self.keeps_reference else None
+        # So the caller can let the policy before RL go once it has a state.
+        self._reference = frozen(reference, config.dtype) if self.keeps_reference else None
         self.init, self.abstract_state = self._programs.init, self._programs.abstract_state
         self.gradients = partial(gradients, self._objective)
         self._goal: Any = None  # of `influence`
 
-    def policy(self, state: TrainState) -> Any:
-        """The policy's whole parameters. LoRA's adapters are merged into the base."""
-        return self._programs.merge(state.params, self._reference) if self._objective.lora else state.params
+    def policy(self, state: TrainState, dtype: str = "float32") -> Any:
+        """The policy's whole parameters. LoRA's adapters are merged into the base.
+
+        dtype: of the merged kernels, the one that they are used in. Parameters that nothing was merged into
+        are in the dtype that they have here.
+        """
+        if not self._objective.lora:
+            return state.params
+        return self._programs.merge(state.params, self._reference, dtype)
+
+    def policy_to_save(self, state: TrainState, dtype: str) -> Any:
+        """Returns what `policy` does, for `hf_io.save`, without memory for all merged kernels at once."""
+        if not self._objective.lora:
+            return state.params
+        return lora.merged_in_turn(self._reference, state.params, self._objective.lora_scale, dtype)
 
     def flops(self, batch: Batch[np.ndarray], updates: int) -> float:
         """Operations of so many updates on the batch, with `score` and the reference where they need them."""
@@ -158,6 +171,24 @@ class Learner:
     def lower_score(self, batch: Batch) -> jax.stages.Lowered:
         """The program of `score`, as `lower` has the update's."""
         return self._programs.score_step.lower(self.abstract_state.params, self._reference, batch)
+
+
+def frozen(params: Any, dtype: Any) -> Any:
+    """The parameters in `dtype`, as a learner keeps those that it does not change.
+
+    Every product casts its operands to that dtype anyway. Norms and routers, which no product casts, stay as
+    they are. Parameters are cast one by one, and those that need no cast are not copied.
+
+    params: arrays or shapes. dtype: of the computation.
+    """
+
+    def one(path: tuple, x: Any) -> Any:
+        if x.dtype == dtype or in_float32(path):
+            return x
+        return x.update(dtype=dtype) if isinstance(x, jax.ShapeDtypeStruct) else x.astype(dtype)
+
+    dtype = jnp.dtype(dtype)
+    return jax.tree_util.tree_map_with_path(one, params)
 
 
 def gradients(
@@ -277,8 +308,8 @@ def _fresh(objective: Objective, seed: int, params: Any) -> TrainState:
     return TrainState(params, make_optimizer(c).init(params), jnp.zeros((), jnp.int32))
 
 
-def _merge(objective: Objective, adapters: Any, base: Any) -> Any:
-    return lora.merge(base, adapters, objective.lora_scale)
+def _merge(objective: Objective, adapters: Any, base: Any, dtype: str) -> Any:
+    return lora.merge(base, adapters, objective.lora_scale, dtype)
 
 
 class _Programs(NamedTuple):
@@ -345,7 +376,10 @@ def _programs(
             static_argnums=4,
         ),
         merge=jax.jit(
-            partial(_merge, objective), in_shardings=(shardings.params, whole), out_shardings=whole
+            partial(_merge, objective),
+            in_shardings=(shardings.params, whole),
+            out_shardings=whole,
+            static_argnums=2,
         ),
         abstract_state=jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings

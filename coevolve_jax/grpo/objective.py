@@ -25,6 +25,7 @@ SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean"
 PEAKS = ("mismatch_max", "ratio_max")
 CE = "ce"  # one of the sums, where the batch has cross-entropy weights
 WEIGHTS = ("tis_weight_mean", "tis_capped")  # among the sums, with config.tis_cap
+BALANCE = "router_balance_loss"  # one of the sums, for a model with experts
 
 Metrics = tuple[dict[str, jax.Array], dict[str, jax.Array], Any]  # sums, peaks, what the routers did
 
@@ -95,7 +96,10 @@ class Objective:
         return self.uses_kl or self.lora
 
     def totals(self, batch: Batch[jax.Array]) -> Totals:
-        """Counted over the whole batch, so that the loss does not depend on how micro-batches cut it."""
+        """Counted over the whole batch, so that the loss does not depend on how micro-batches cut it.
+
+        The balance of the routers alone does: it is a product of two means, both over a micro-batch.
+        """
         c = self.config
         total = losses.denominator(batch.mask, batch.segment_ids, c.aggregate, c.constant_length)
         policy_tokens = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
@@ -107,7 +111,9 @@ class Objective:
         """The metrics of no micro-batch at all, to which those of each are added."""
         zeros = lambda names: {name: jnp.zeros(()) for name in names}
         weights, ce = WEIGHTS if self.config.tis_cap else (), (CE,) if totals.ce is not None else ()
-        return zeros((*SUMS, *weights, *ce)), zeros(PEAKS), moe.no_routing(self.model.config)
+        routing = moe.no_routing(self.model.config)
+        balance = () if routing is None else (BALANCE,)
+        return zeros((*SUMS, *weights, *ce, *balance)), zeros(PEAKS), routing
 
     def asks_for_change(self, batch: Batch[jax.Array]) -> jax.Array:
         """Whether any token of the batch has something to say about the parameters."""
@@ -149,11 +155,13 @@ class Objective:
         loss = policy_loss + c.kl_coef * kl if self.uses_kl else policy_loss
         if ce is not None:
             loss += ce
+        sums, peaks = _metrics(frozen, entropy, surrogate, micro, totals)
         if routing:
             routing = routing._replace(experts=None)
             share_of_batch = jnp.mean(routing.tokens) / totals.real_tokens
-            loss += c.router_balance * share_of_batch * moe.load_balancing_loss(routing)
-        sums, peaks = _metrics(frozen, entropy, surrogate, micro, totals)
+            balance = share_of_batch * moe.load_balancing_loss(routing)
+            loss += c.router_balance * balance
+            sums[BALANCE] = balance
         sums |= {"loss": loss, "policy_loss": policy_loss, "kl": kl}
         return loss, (sums if ce is None else {**sums, CE: ce}, peaks, routing)
 
@@ -167,14 +175,16 @@ class Objective:
     ) -> _Surrogate:
         """The clipped policy gradient of each token, with config.tis_cap times its truncated weight."""
         c, cap = self.config, self.config.tis_cap
+        decoupled = old_logprobs is None and micro.ages.size > 0
         if old_logprobs is None:
             old_logprobs = frozen
-            if micro.ages.size:
-                old_logprobs = losses.proximal_logprobs(frozen, micro.sampler_logprobs, micro.ages)
-                # The ratio starts at pi / pi_prox. Weight and ratio together are tis_cap at most, as for a
-                # fresh token.
-                cap = c.tis_cap * jnp.exp(old_logprobs - frozen)
+        if decoupled:
+            old_logprobs = losses.proximal_logprobs(frozen, micro.sampler_logprobs, micro.ages)
         log_ratio = losses.log_ratio(logprobs, old_logprobs, micro.mask, micro.segment_ids, c.ratio)
+        if decoupled:
+            # The ratio starts at pi / pi_prox: the token's own, or its trajectory's mean. Weight and ratio
+            # together are tis_cap at most, as for a fresh token.
+            cap = c.tis_cap * jnp.exp(-log_ratio)
         surrogate, ratio, clipped = losses.clipped_surrogate(
             log_ratio, micro.advantages, c.clip_low, c.clip_high
         )

@@ -30,8 +30,8 @@ class Trainer:
 
     Args:
       learner: `init` or `restore` make its TrainState.
-      policy: the policy before RL. Its params become None once there is a state, to free memory, unless the
-        learner keeps them as its reference.
+      policy: the policy before RL. Its params become None once there is a state, to free memory. The learner
+        keeps what it needs of them.
       config: the run's config; config.engine names the engine and where it computes.
     """
 
@@ -58,19 +58,19 @@ class Trainer:
     def init(self, params: Any) -> TrainState:
         """The state before the first update. params: the policy before RL."""
         state = self._learner.init(params)
-        self._let_initial_policy_go()
+        self._policy.params = None
         return state
 
     def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
         """Restores the newest checkpoint, as `checkpoint.restore` does."""
         found = checkpoint.restore(directory, self._learner.abstract_state)
         if found:
-            self._let_initial_policy_go()
+            self._policy.params = None
         return found
 
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters, placed where the engine takes them."""
-        return self._for_engine(self._learner.policy(state))
+        return self._for_engine(self._learner.policy(state, self._config.engine.dtype))
 
     def fork(self, state: TrainState) -> TrainState:
         """A copy of the state, for a branch (loop/services.py)."""
@@ -97,10 +97,12 @@ class Trainer:
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
         """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole.
 
-        With LoRA the weights are merged, and the folder adapter/ in it holds the adapters alone, for peft.
+        Its weights are in the dtype of the master weights. With LoRA they are merged, and the folder adapter/
+        in it holds the adapters alone, for peft.
         """
-        hf_io.save(folder, self._policy.config, self._learner.policy(state))
         c = self._config.learner
+        params = self._learner.policy_to_save(state, c.param_dtype)
+        hf_io.save(folder, self._policy.config, params, c.param_dtype)
         if c.lora_rank and jax.process_index() == 0:
             base = str(shipped.folder(self._policy.folder).resolve())  # it is read from anywhere
             adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, base)
@@ -126,7 +128,3 @@ class Trainer:
             return params
         # Cast to the engine's dtype before the transfer: more precision would only cost time.
         return in_memory(params, self._config.engine.dtype)
-
-    def _let_initial_policy_go(self) -> None:
-        if not self._learner.keeps_reference:
-            self._policy.params = None

@@ -148,7 +148,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
     """Makes the demonstrations, learns from them, and writes the policy. c: from `_supervised`."""
     mesh = sharding.make_mesh(**c.mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
-    policy = build.policy(c.model, mesh, c.learner.dtype)
+    policy = build.policy(c.model, mesh, build.trained_dtype(c.learner))
     # Temperature 1: it fits the model's own distribution, whatever the temperature of rollouts.
     learner = Learner(policy.config, c.learner, policy.params, temperature=1.0, mesh=mesh, seed=c.seed)
     with ExitStack() as stack:
@@ -171,8 +171,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         begin = lambda: learner.init(policy.params)
         course = Supervised(c, folder, learner, begin, pick(trained), pick(held_out), success)
         stack.enter_context(closing(course))
-        if not learner.keeps_reference:
-            policy.params = None  # frees memory
+        policy.params = None  # frees memory
         best, step = course.run()
         if success and all(row["step"] != step for row in course.evaluations("success")):
             with interruptible():

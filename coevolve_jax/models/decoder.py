@@ -368,6 +368,15 @@ class Decoder(nn.Module):
         return self.norm(x).reshape(*tokens.shape, -1), cache.replace(k=keys, v=values)
 
 
+def in_float32(path: tuple) -> bool:
+    """Whether a parameter is used in float32, whatever the dtype of the computation: norms and routers are.
+
+    path: as `jax.tree_util.tree_map_with_path` gives it.
+    """
+    *_, module, name = (key.key for key in path)
+    return name not in ("kernel", "bias", "embedding") or module == "gate"
+
+
 def unstack(params: Any, config: ModelConfig) -> Any:
     """The parameters with a tuple of layers in place of the stack that the module's docstring describes."""
     layers = params["layers"]

@@ -7,6 +7,7 @@ Linear kernels are transposed. A parameter under layers/ stacks one tensor per l
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -15,7 +16,7 @@ import re
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,12 +55,21 @@ NAMES = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Deferred:
+    """A parameter for `save` that is made when its tensors are written, and is let go after them."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    make: Callable[[], jax.Array]
+
+
 class Entry(NamedTuple):
     """A parameter and its tensors.
 
     Attributes:
       path: such as "layers.mlp.up_proj.kernel".
-      leaf: array or ShapeDtypeStruct.
+      leaf: array, ShapeDtypeStruct or Deferred.
       names: the tensors' names, in an array of the shape of the parameter's leading axes.
     """
 
@@ -160,6 +170,7 @@ def save(
     at most WRITERS + 1 files, and a device at most BLOCK bytes of them.
 
     Args:
+      params: arrays, some of which may be Deferred.
       dtype: dtype of the tensors in the file. None keeps that of `params`.
       max_shard_bytes: larger weights are split over files of at most this size, with an index. A larger
         tensor has a file of its own.
@@ -380,7 +391,13 @@ def blocks(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[Entry, 
 
 def _fetch(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the tensors of a file by name, as views of the blocks that they came in."""
+    made = None
     for entry, index, names in blocks(file, dtype):
+        if isinstance(entry.leaf, Deferred):
+            if made is None or made.path != entry.path:
+                made = None  # let go before the next one is made
+                made = entry._replace(leaf=entry.leaf.make())
+            entry = made
         yield from zip(names, _to_host(entry, index, len(names), dtype))
 
 

@@ -54,8 +54,12 @@ def load_balancing_loss(routing: Routing) -> jax.Array:
     """E * sum over experts of (choices per token) * (mean probability), over all layers together; float32.
 
     It is K where the load is even, and more elsewhere. The gradient flows through the probabilities alone.
-    The learner adds it to the loss with the weight config.learner.router_balance. Source: Switch Transformer
-    (arXiv 2101.03961), eq. 4 to 6, in the form of transformers' load_balancing_loss_func.
+    Source: Switch Transformer (arXiv 2101.03961), eq. 4 to 6, in the form of transformers'
+    load_balancing_loss_func.
+
+    A product of means is not the mean of products. The learner takes it of each micro-batch and adds their
+    mean, weighed by tokens, to the loss with the weight config.learner.router_balance. So each micro-batch is
+    asked for an even load, and how rows are cut into micro-batches changes loss and gradient.
     """
     tokens = jnp.maximum(jnp.sum(routing.tokens), 1)
     load = jax.lax.stop_gradient(jnp.sum(routing.load, axis=0)) / tokens
@@ -63,7 +67,7 @@ def load_balancing_loss(routing: Routing) -> jax.Array:
 
 
 def router_metrics(routing: Routing) -> dict[str, jax.Array]:
-    """Scalars for the log: mean entropy in nats, extremes of the load, load-balancing loss.
+    """Scalars for the log: mean entropy in nats, and extremes of the load.
 
     router_load_max and router_load_min are the largest and smallest share of the load that any expert of any
     one layer has. They are multiples of the even share.
@@ -74,7 +78,6 @@ def router_metrics(routing: Routing) -> dict[str, jax.Array]:
         "router_entropy": jnp.sum(routing.entropy) / jnp.maximum(jnp.sum(routing.tokens), 1),
         "router_load_max": jnp.max(share),
         "router_load_min": jnp.min(share),
-        "router_balance_loss": load_balancing_loss(routing),
     }
 
 

@@ -306,6 +306,33 @@ def test_a_value_without_effect_is_told_but_its_key_may_vary(key, value, changes
     assert not told(override(made, acting))
 
 
+def test_a_kl_term_without_a_pull_is_told():
+    told = lambda **changes: [
+        n for n in idle.notes(override(TINY, {f"learner.{k}": v for k, v in changes.items()})) if "pulls" in n
+    ]
+    (note,) = told(kl="k1", kl_coef=0.5)
+    assert note.startswith("config.learner.kl_coef = 0.5 weighs noise: ") and note.endswith("use k2 or k3.")
+    assert told(kl="k1", kl_coef=0.0) == told(kl="k2") == told(kl="k3") == told(kl="none") == []
+
+
+def test_adapters_that_bfloat16_rounds_away_are_told():
+    """16 / sqrt(16) * 1e-6 * 60 updates is 0.00024 of a number. Half a step of bfloat16 is 0.002 to 0.004."""
+
+    def told(dtype="bfloat16", engine="float32", **changes):
+        own = {"lora_rank": 16, "lora_alpha": 16.0, "learning_rate": 1e-6, "dtype": dtype, **changes}
+        made = override(TINY, {"engine.dtype": engine, **{f"learner.{k}": v for k, v in own.items()}})
+        return [n for n in idle.notes(made) if "adapters" in n]
+
+    (note,) = told()
+    assert (
+        note.startswith("config.learner.learning_rate = 1e-06 changes ")
+        and "learner.dtype (bfloat16) or" in note
+    )
+    assert told("float32", "bfloat16") and told(learning_rate=1e-5) and told(epochs=10)
+    assert told("float32", "float32") == told(lora_rank=0) == told(learning_rate=2e-5) == []
+    assert told(learning_rate=1e-5, epochs=2) == []
+
+
 def test_a_setting_of_two_environments_has_an_effect_in_both():
     shop = load_file(ROOT / "configs" / "mcp_tiny.py")
     told = lambda name: {

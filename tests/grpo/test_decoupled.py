@@ -10,12 +10,13 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.grpo.objective import Objective, microbatch
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import named
@@ -77,7 +78,7 @@ def by_hand(start, found, c):
         part = 1 / len(tokens) if c.aggregate == "sequence" else 1.0
         for i, p, r in zip(tokens, prox, ratio):
             a = float(s.advantages[i])
-            weight = min(np.exp(p - t.logprobs[i]), c.tis_cap * np.exp(p - new[i - 1]))
+            weight = min(np.exp(p - t.logprobs[i]), c.tis_cap / r)
             outside = (a > 0 and r > 1 + c.clip_high) or (a < 0 and r < 1 - c.clip_low)
             bounded = 1 + c.clip_high if a > 0 else 1 - c.clip_low
             total -= part * weight * a * (bounded if outside else r)
@@ -89,7 +90,7 @@ def by_hand(start, found, c):
             weights.append(weight)
             ratios.append(r)
             cut += outside
-            capped += new[i - 1] - t.logprobs[i] > np.log(c.tis_cap)
+            capped += r * np.exp(p - t.logprobs[i]) > c.tis_cap
         count += 1 if c.aggregate == "sequence" else len(tokens)
         per_token.append(slopes)
     metrics = {
@@ -158,6 +159,29 @@ def test_weight_and_ratio_together_are_the_truncated_weight_of_a_fresh_token(par
     assert of_stale["loss"] == pytest.approx(of_fresh["loss"], rel=1e-5)
     assert of_stale["tis_capped"] == of_fresh["tis_capped"] > 0.2
     assert of_stale["ratio_max"] > 3 and of_fresh["ratio_max"] == 1
+
+
+def test_in_a_sequence_a_token_whose_probability_rose_more_weighs_no_less():
+    """Weight and the trajectory's ratio are the policy's change by the weight, but at most tis_cap."""
+    rng = np.random.default_rng(4)
+    t = trajectory(rng, 30)
+    versions = np.where(t.mask, NOW - 2, -1).astype(np.int32)
+    batch = packed([TrainingSample(dataclasses.replace(t, versions=versions), np.ones(30, np.float32))])
+    micro = microbatch(batch, 0)
+    moves = rng.normal(0.4, 1, micro.mask.shape).astype(np.float32)  # log pi / pi_sampler
+    logprobs = jnp.where(micro.mask, micro.sampler_logprobs + moves, 0)
+    c = learner_config(**{**SETTINGS, **GSPO, "clip_low": 1.0, "clip_high": 1e9})
+    objective = Objective(MODEL, FrozenConfigDict(c), 1.0, sharding.make_mesh())
+    found = objective._surrogate(logprobs, logprobs, None, micro, objective.totals(batch))
+    moved_by = moves[micro.mask]
+    ratio = np.exp(
+        np.mean(moved_by / 2)
+    )  # at age 2 the proximal policy is half-way, and the rest is the ratio
+    weighed = -np.asarray(found.loss)[micro.mask]
+    np.testing.assert_allclose(weighed, np.minimum(np.exp(moved_by / 2) * ratio, CAP), rtol=1e-5)
+    assert (np.diff(weighed[np.argsort(moved_by)]) > -1e-5).all() and 0.1 < np.mean(
+        weighed > CAP - 1e-4
+    ) < 0.9
 
 
 def test_fresh_tokens_keep_their_bits(params):

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from tests.support.grpo_cases import (
     samples,
     trajectory,
 )
+from tests.support.update_programs import EXPERTS
 
 pytestmark = pytest.mark.slow
 
@@ -289,6 +291,26 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
         learner.init(moved(params)), policy_batch(np.random.default_rng(8), [0, 0, 0, 0])
     )
     assert metrics["applied"] and state.step == 1
+
+
+def test_the_balance_of_the_routers_that_is_logged_is_the_one_in_the_loss():
+    """Both are the mean over micro-batches, by their tokens, of E * sum of load * probability."""
+    params = jax.jit(Decoder(EXPERTS).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    c = learner_config(router_balance=0.5, kl="none", kl_coef=0.0)
+    learner = Learner(EXPERTS, c, params, temperature=1.0, mesh=sharding.make_mesh())
+    batch = policy_batch(np.random.default_rng(8), [1, -1, 0.5, 2], rows_per_microbatch=1)
+    _, metrics = jax.jit(learner.gradients)(params, None, batch, batch.sampler_logprobs)
+    forward = jax.jit(partial(Decoder(EXPERTS).apply, method=Decoder.hidden, mutable=["intermediates"]))
+    balance = lambda n, load, p: float(EXPERTS.num_experts / n**2 * np.sum(load * p))
+    sums = []
+    for i in range(int(batch.used)):
+        _, told = forward({"params": params}, batch.tokens[i], batch.positions[i], batch.segment_ids[i])
+        routed = told["intermediates"]["routing"]
+        sums.append((np.sum(routed.tokens), np.sum(routed.load, 0), np.sum(routed.probability, 0)))
+    want = np.average([balance(*own) for own in sums], weights=[float(n) for n, *_ in sums])
+    assert len(sums) == 3 and float(metrics["router_balance_loss"]) == pytest.approx(want, rel=1e-5)
+    assert abs(balance(*map(sum, zip(*sums))) - want) > 1e-3  # that of the whole batch is another one
+    assert float(metrics["loss"] - metrics["policy_loss"]) == pytest.approx(0.5 * want, rel=1e-4)
 
 
 @pytest.mark.parametrize(

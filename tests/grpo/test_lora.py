@@ -7,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+from safetensors import safe_open
 
+from coevolve_jax import build
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
+from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import Decoder
 from tests.support.grpo_cases import MODEL, init_params, learner_config, make_learner, samples, trajectory
@@ -153,6 +157,32 @@ def test_the_share_of_changes_that_a_dtype_rounds_away():
     assert share(2.0**-7, jnp.bfloat16) == 2 / 4  # half a step rounds to even, which is 1
     assert [share(2.0**-n, jnp.bfloat16) for n in (6, 8, 9)] == [0, 1, 1]
     assert share(2.0**-9, jnp.float32) == 0 == share(0.0, jnp.bfloat16)
+
+
+def test_what_bfloat16_would_round_away_is_sampled_and_exported(params, tmp_path):
+    """Adapters change kernels by some 1e-4 of their size, on a base in bfloat16."""
+    changes = dict(dtype="bfloat16", lora_rank=3, lora_alpha=6.0, lora_targets="up_proj")
+    learner = make_learner(params, **changes)
+    state = learner.init(params)
+    move = lambda path, x: x if path[-1].key == "lora_a" else x + 1e-4
+    state = state._replace(params=jax.tree_util.tree_map_with_path(move, state.params))
+    a, b = (np.asarray(state.params["layers"]["mlp"]["up_proj"][name]) for name in ("lora_a", "lora_b"))
+    kernel = lambda tree: tree["layers"]["mlp"]["up_proj"]["kernel"]
+    base = np.asarray(kernel(params).astype(jnp.bfloat16), np.float32)
+    want = base + 2.0 * np.einsum("nir,nro->nio", a, b)
+    policy = build.Policy(MODEL, params, None, None, str(tmp_path))
+    engine = lambda dtype: {"name": "native", "sharded": False, "dtype": dtype}
+    trainer = lambda dtype: Trainer(
+        learner, policy, ConfigDict({"engine": engine(dtype), "learner": learner_config(**changes).to_dict()})
+    )
+    exact, rounded = (kernel(trainer(dtype).policy(state)) for dtype in ("float32", "bfloat16"))
+    np.testing.assert_allclose(exact, want, rtol=1e-6, atol=1e-9)
+    assert (np.asarray(exact) != base).mean() > 0.9
+    assert rounded.dtype == jnp.bfloat16 and (np.asarray(rounded, np.float32) == base).mean() > 0.9
+    trainer("bfloat16").save_policy(state, tmp_path / "policy")
+    with safe_open(tmp_path / "policy" / hf_io.WEIGHTS, framework="np") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(kernel(hf_io.load(tmp_path / "policy")[1]), exact)
 
 
 def test_without_adapters_the_policy_is_the_state_itself(params):

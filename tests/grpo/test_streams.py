@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.loop.trainer import Trainer
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import first_moment
 from tests.grpo.test_grpo import pad, padded_logprobs, states_equal
@@ -116,6 +119,30 @@ def test_the_policy_before_rl_is_held_where_something_asks_for_it(params, change
     assert (first() is not None) == (changes.get("kl_coef") == 0.1 or "lora_rank" in changes)
     state, metrics = trainer.update(state, packed(rollouts_of(np.random.default_rng(0))))
     assert metrics["applied"] and jax.tree.leaves(trainer.policy(state))
+
+
+def test_master_weights_begin_as_the_file_has_them_and_the_reference_computes_the_same(params, tmp_path):
+    start = moved(params)  # no numbers of bfloat16
+    hf_io.save(tmp_path, MODEL, start)
+    changes = dict(dtype="bfloat16", kl_coef=0.1)
+    loaded = hf_io.load(tmp_path, build.trained_dtype(learner_config(**changes)))[1]
+    policy, learner = build.Policy(MODEL, loaded, None, None), make_learner(loaded, **changes)
+    kernel = weakref.ref(loaded["layers"]["mlp"]["up_proj"]["kernel"])
+    del loaded
+    state = Trainer(learner, policy, ConfigDict({"engine": {"name": "native", "sharded": False}})).init(
+        policy.params
+    )
+    jax.tree.map(np.testing.assert_array_equal, state.params, start)
+    gc.collect()
+    assert policy.params is None and kernel() is None  # one copy, and the reference
+    kept = flatten_dict(learner._reference)
+    assert {path[-1] for path, x in kept.items() if x.dtype == jnp.bfloat16} == {"kernel", "embedding"}
+    assert {path[-1] for path, x in kept.items() if x.dtype == jnp.float32} == {"scale"}
+    tokens = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 16))
+    logits = jax.jit(lambda p: Decoder(MODEL, dtype=jnp.bfloat16).apply({"params": p}, tokens))
+    np.testing.assert_array_equal(logits(learner._reference), logits(state.params))
+    assert build.trained_dtype(learner_config(**changes, lora_rank=2)) == "bfloat16"
+    assert build.trained_dtype(learner_config(param_dtype="bfloat16")) == "bfloat16"
 
 
 def test_a_kl_to_given_logprobs_is_the_kl_to_a_reference_that_gives_them(params):

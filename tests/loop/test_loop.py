@@ -176,7 +176,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(training, "Evolver", partial(Paced, soon, gates))
         m.setattr(checkpoint.Writer, "save", lambda self, *saved, keep: save(tell, *saved, keep=keep))
         m.setattr(checkpoint, "restore", restore)
-        m.setattr(hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
+        m.setattr(hf_io, "save", lambda folder, config, params, dtype: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
         m.setattr(training, "versions", lambda *others: {})

@@ -298,6 +298,22 @@ def test_a_demonstration_that_is_lost_on_resume_leaves_the_others_on_their_side(
         sides([task for task in shown.tasks if task.id in trained])
 
 
+def test_a_policy_is_loaded_in_the_dtype_of_its_master_weights(tmp_path, monkeypatch):
+    """Rounded to learner.dtype it would lose the small changes of the run that made it."""
+    loaded, more = [], {"learner.dtype": "bfloat16"}
+
+    def policy(folder, mesh, dtype):
+        loaded.append(dtype)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "policy", policy)
+    for changes in (more, {**more, "learner.lora_rank": 2}):
+        for begin, config in ((warm_start, asked(more=changes)), (train, settings("static", **changes))):
+            with pytest.raises(KeyboardInterrupt):
+                begin(config, tmp_path / "begun")
+    assert loaded == ["float32", "float32", "bfloat16", "bfloat16"]
+
+
 @pytest.mark.nightly
 def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
     more = {"learner.lora_rank": 2}

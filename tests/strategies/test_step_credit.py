@@ -83,9 +83,10 @@ def test_a_group_of_equal_rewards_teaches_which_way_was_shorter():
     np.testing.assert_allclose(
         np.mean(first, 1), np.array([1, 1, -1, -1]) * (0.95**2 - 0.95**3) / 2, rtol=1e-5
     )
-    config = settings_of("step_credit", **skip)
-    for ours, all_groups in zip(made, build.strategy(config).compute_advantages([group]), strict=True):
-        np.testing.assert_array_equal(ours.advantages, all_groups.advantages)
+    for changes in (skip, {**skip, "learner.group_filter": True, "learner.dynamic_sampling": 0}):
+        config = settings_of("step_credit", **changes)
+        for ours, all_groups in zip(made, build.strategy(config).compute_advantages([group]), strict=True):
+            np.testing.assert_array_equal(ours.advantages, all_groups.advantages)
     count = lambda **own: build.strategy(settings_of("step_credit", **own)).observe(0, [group]).counts
     learned = sum((s.advantages[span] != 0).all() for s in made for span in spans(s.trajectory))
     assert count()["messages_told_apart"] == learned > 0

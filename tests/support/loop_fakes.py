@@ -260,8 +260,10 @@ class Learner:
     def init(self, params):
         return params
 
-    def policy(self, state):
+    def policy(self, state, dtype):
         return state
+
+    policy_to_save = policy
 
     def update(self, state, batch, old_logprobs):
         learned = unpack(batch)

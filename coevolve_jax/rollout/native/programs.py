@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.cache import init_cache
-from coevolve_jax.models.decoder import Decoder, ModelConfig, unstack
+from coevolve_jax.models.decoder import Decoder, ModelConfig, in_float32, unstack
 from coevolve_jax.models.paged import init_pages
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native import sample_token
@@ -84,9 +84,9 @@ class Programs:
         """Casts the parameters to the dtype that they are used in."""
 
         def one(path, x):
-            *above, module, name = (key.key for key in path)
-            if name not in ("kernel", "bias", "embedding") or module == "gate":  # norms and the router
+            if in_float32(path):
                 return x.astype(jnp.float32)
+            *above, _, name = (key.key for key in path)
             operand = name == "kernel" and "experts" not in above
             return x.astype(self._matmul_dtype if operand and self._matmul_dtype else self._dtype)
 
