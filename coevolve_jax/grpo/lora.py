@@ -112,7 +112,7 @@ def merge(base: Any, adapters: Any, scale: float, dtype: Any = jnp.float32) -> A
     bfloat16 keeps only what changes a kernel by half a step of that type, some 0.3% of it. Parameters without
     an adapter are returned as they are.
     """
-    return _with_each(base, adapters, lambda *own: _merged(*own, scale, dtype))
+    return _with_each(base, adapters, lambda kernel, a, b: _merged(kernel, a, b, scale, dtype))
 
 
 def merged_in_turn(base: Any, adapters: Any, scale: float, dtype: Any) -> Any:
@@ -122,7 +122,7 @@ def merged_in_turn(base: Any, adapters: Any, scale: float, dtype: Any) -> Any:
     """
     program = jax.jit(partial(_merged, scale=scale, dtype=dtype))
     return _with_each(
-        base, adapters, lambda kernel, *pair: Deferred(kernel.shape, dtype, partial(program, kernel, *pair))
+        base, adapters, lambda kernel, a, b: Deferred(kernel.shape, dtype, partial(program, kernel, a, b))
     )
 
 
