@@ -18,6 +18,7 @@ from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.envs import appworld
 from coevolve_jax.envs.appworld import calls, data, environment
+from coevolve_jax.envs.family import ask_here
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as Sizes
@@ -97,6 +98,7 @@ def test_an_api_that_is_not_documented_is_no_action(monkeypatch, tmp_path):
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({api: {"app_name": app} for api in apis}))
     assert data.apis() == ["phone.login", "spotify.like_song"]
+    assert ask_here(appworld, "actions") == ["execute", "python", *data.apis()]  # in AppWorld's interpreter
     pattern = envs.load.__wrapped__("appworld").action_pattern
     for text, action in (
         ("apis.spotify.like_song(song_id=1)", "spotify.like_song"),

@@ -49,7 +49,7 @@ def test_the_balanced_choice(seed, size, count):
 
 
 def test_where_there_is_one_tool_its_actions_are_balanced():
-    """Of 30 tasks two open a door: a plain draw of 6 has none of them half of the time."""
+    """Two of 30 tasks open a door: a plain draw of 6 has none of them half of the time."""
     verbs = ["look"] * 14 + ["take"] * 14 + ["open"] * 2
     turn = Turn("q", (Call("act", {}),))
     tasks = [Task(f"t{n}", "x", {}, (turn,), patterns=(verb,)) for n, verb in enumerate(verbs)]
