@@ -78,7 +78,7 @@ def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:
     for job in jobs:
         job.workdir.mkdir(parents=True, exist_ok=True)
         write_text(job.workdir / "config.json", configs.to_json(job.config))
-        tasks = [
+        tasks: list[dict] = [
             {"id": f"held_out-{i}", "scenario": f"s{i // 2}", "lineage": {"kind": "held_out"}}
             | {"turns": [{"calls": [{}] * (1 + i % 6)}]}
             for i in range(TASKS)
@@ -175,7 +175,10 @@ def _evaluated(counts: Mapping[str, Sequence[int]], tasks: Sequence[Mapping], ha
         task = Task(row["id"], "made_up", {}, TURNS, lineage=Lineage("held_out", parent=row["scenario"]))
         won, trials = counts[task.id]
         outcomes = [Outcome(float(i < won), i < won) for i in range(trials)]
-        own = [Trajectory(task.id, i, *[NONE] * 4, (), steps, "done", o) for i, o in enumerate(outcomes)]
+        own = (
+            Trajectory(task.id, i, NONE, NONE, NONE, NONE, (), steps, "done", outcome)
+            for i, outcome in enumerate(outcomes)
+        )
         found.append(Group(task, tuple(own)))
     return found
 
