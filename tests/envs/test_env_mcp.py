@@ -126,7 +126,7 @@ def test_a_world_with_a_folder_of_a_splits_name_is_still_one_world(tmp_path):
 @pytest.mark.parametrize(
     "changed, why",
     [
-        ({"template": "no/such/folder"}, "template is 'no/such/folder': name a folder"),
+        ({"template": "no/such/folder"}, "template is 'no/such/folder', which is no folder here"),
         ({"command": "no-such-server {world}"}, "there is no program 'no-such-server'"),
         ({"command": ""}, "it names no program"),
         ({"command": "python 'x"}, "No closing quotation"),
