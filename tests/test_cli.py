@@ -98,7 +98,7 @@ def test_what_shipped_configs_name_and_is_not_there_says_what_makes_it(tmp_path)
     assert told.returncode == 1 and "did you mean bfcl_tiny" in told.stderr
     told = coevolve("train", "--config=nothing_like_it", f"--workdir={tmp_path / 'x'}")
     assert "give one of configs/, or your own." in told.stderr
-    told = coevolve("show-prompt", "--model=nowhere/smollm2-135m-instruct")
+    told = coevolve("ask", "--model=nowhere/smollm2-135m-instruct", "Who?")
     assert told.returncode == 1 and "; `make smollm2` makes it." in told.stderr
     assert shipped.made_by("models/other") == ""
 

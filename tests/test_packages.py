@@ -108,7 +108,7 @@ MAY_IMPORT = {
         "synthesis",
         "rollout.chat",
     ),
-    "exports": ("config", "records", "analysis.loading", "analysis.summary"),
+    "exports": ("shipped", "config", "records", "analysis.loading", "analysis.summary"),
     "tfds_tasks": ("types", "analysis.loading", "exports.tables"),
     "distributed.gathering": ("distributed.sharding",),
     "build": ALL,

@@ -122,7 +122,7 @@ def sampled_together(folder, mesh):
     params = random_params(model, seed=2)
     after = place(moved(params))
     unused = dict.fromkeys(("flops", "score", "update", "aim", "influence"))
-    learner = SimpleNamespace(routing=(0, 0), scores=False, policy=lambda state: after, **unused)
+    learner = SimpleNamespace(routing=(0, 0), scores=False, policy=lambda state, dtype: after, **unused)
     policy = Policy(model, place(params), None, None)
     with rendezvous.coordinated(config):
         if jax.process_index() > 0:

@@ -27,6 +27,7 @@ from tests.support.reference_services import (
     filter_groups,
     ids,
     known_cosines,
+    shares_held,
     tokens,
     valid,
     validate,
@@ -420,7 +421,10 @@ class Loop:
         """Why a valid task is refused: too close to an evaluation task, or a duplicate."""
         if self.evaluation:
             by_features = cosines(lamps.features(task), [lamps.features(t) for t in self.evaluation])
-            by_calls = known_cosines(calls_made(task), [calls_made(t) for t in self.evaluation])
+            others = [calls_made(t) for t in self.evaluation]
+            two = [len({str(call) for call in t.calls if call.arguments}) > 1 for t in self.evaluation]
+            held = shares_held(calls_made(task), others, two)
+            by_calls = list(map(max, known_cosines(calls_made(task), others), held))
             limits = {"features": self.c.data.leak_threshold, "arguments": self.c.data.leak_call_threshold}
             self.similarities[task.id] = {"features": by_features, "arguments": by_calls}
             same = any(task.calls == t.calls for t in self.evaluation if t.calls)

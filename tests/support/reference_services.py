@@ -189,6 +189,17 @@ def calls_made(task):
     return Counter(lamps.text(call) for call in task.calls)
 
 
+def shares_held(own, others, counted):
+    """The share of each other's calls that these are, by their rareness; 0 for those that are not counted."""
+    rareness = lambda call: math.log((len(others) + 1) / (sum(call in other for other in others) + 0.5))
+    shares = []
+    for other, counts in zip(others, counted, strict=True):
+        whole = sum(n * rareness(call) for call, n in other.items())
+        part = sum(min(n, own[call]) * rareness(call) for call, n in other.items() if call in own)
+        shares.append(part / whole if counts else 0.0)
+    return shares
+
+
 def known_cosines(counts, documents):
     """`cosines`, but features that no evaluation task has do not count."""
     known = {f: n for f, n in counts.items() if any(f in d for d in documents)}
