@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -125,8 +125,9 @@ def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Train
     counts = {side: Counter(t.kind for t in trained if bool(t.tried.by) == side) for side in (True, False)}
     if all(n.total() for n in counts.values()):
         grid = [[n["worse"], n.total() - n["worse"]] for n in (counts[True], counts[False])]
-        p = fisher_exact(grid, alternative="greater").pvalue
-        found.append(f"Refused moves are worse more often than those that passed: one-sided p {p:.2g}.")
+        test: Any = fisher_exact(grid, alternative="greater")
+        told = f"one-sided p {test.pvalue:.2g}"
+        found.append(f"Refused moves are worse more often than those that passed: {told}.")
     if (refused := counts[True]).total():
         found.append(
             f"Worse: {_share(refused['worse'], refused.total())} of the refused. Better, so refused at a "
