@@ -325,7 +325,7 @@ def table(result: Mapping[str, Any]) -> str:
             point("luck of the tasks", result["luck_of_tasks"]),
             point("optimism", result["optimism"]),
             *(
-                told(f"the claim, {OTHER_WAYS[name]}", found) + f", p {_p(found['p_holm'])} of four (Holm)"
+                told(f"the claim, {OTHER_WAYS[name]}", found) + f", p {_p(found['p_holm'])} (Holm, of four)"
                 for name, found in result.get("transfer", {}).items()
                 if name in OTHER_WAYS
             ),
