@@ -11,6 +11,12 @@ from coevolve_jax.harness.store import Store
 from coevolve_jax.testing.campaign import MADE_UP, evaluate_made_up, train_made_up
 from tests.support.paths import ROOT
 
+# A program that runs after this takes the made-up trainer for its runs (tests/support/forked.run_after).
+WITH_MADE_UP = """
+from coevolve_jax.harness import launch
+from coevolve_jax.testing import campaign
+launch.programs = lambda config, compiled: campaign.MADE_UP
+"""
 MODEL: dict = {}  # config.harness_model, for a proposer that asks
 
 

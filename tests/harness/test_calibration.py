@@ -10,6 +10,7 @@ from scipy import stats
 from coevolve_jax.diagnosis import trends
 from coevolve_jax.harness import calibration
 from coevolve_jax.harness.calibration import Run
+from tests.harness.support import WITH_MADE_UP
 from tests.support import forked
 
 SETTINGS = "configs/bfcl_harness.py"
@@ -103,17 +104,10 @@ def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path, quick
     assert "| `slow` | 2 | 50.1 | 20.4 |" in told.stdout and "Seed 0, 4 salts:" in told.stdout
 
 
-MADE_UP = """
-from coevolve_jax.harness import launch
-from coevolve_jax.testing import campaign
-launch.programs = lambda config, compiled: campaign.MADE_UP
-"""
-
-
 @pytest.mark.slow
 def test_each_salt_is_a_run_of_its_own(quick, tmp_path):
     flags = (f"--workdir={tmp_path}", "--seeds=0", "--salts=0:3", "--fresh")
-    done = forked.run_after(MADE_UP, "calibrate_harness", tmp_path, quick, *flags)
+    done = forked.run_after(WITH_MADE_UP, "calibrate_harness", tmp_path, quick, *flags)
     assert done.returncode == 0, done.stderr
     rows = calibration.read_rows(tmp_path / "starts.csv")
     runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]

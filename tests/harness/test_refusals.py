@@ -11,7 +11,7 @@ from coevolve_jax.harness import calibration, levers, refusals
 from coevolve_jax.harness.refusals import Trained, Tried
 from coevolve_jax.harness.start import without_harness
 from coevolve_jax.seeding import rng_for
-from tests.harness.support import config
+from tests.harness.support import WITH_MADE_UP, config
 from tests.support import forked
 
 
@@ -79,17 +79,10 @@ def test_moves_come_back_as_they_were_written(tmp_path):
     assert refusals.read(tmp_path / "none.csv") == {}
 
 
-MADE_UP = """
-from coevolve_jax.harness import launch
-from coevolve_jax.testing import campaign
-launch.programs = lambda config, compiled: campaign.MADE_UP
-"""
-
-
 @pytest.mark.slow
 def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_path):
     flags = (f"--workdir={tmp_path}", "--salts=0:2", "--refused=2", "--passed=2")
-    done = forked.run_after(MADE_UP, "check_backtests", tmp_path, quick, *flags)
+    done = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "backtests.csv", newline="") as file:
         known = list(csv.DictReader(file))
@@ -105,7 +98,7 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
         if name != "none":
             gain = 100 * (own.success - np.mean(start))
             assert f"| `{name}` | {by_name[name] or 'passed'} | {gain:+.1f} |" in done.stdout
-    again = forked.run_after(MADE_UP, "check_backtests", tmp_path, quick, *flags[:3], "--passed=3")
+    again = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags[:3], "--passed=3")
     assert again.returncode == 0, again.stderr
     more = calibration.read_rows(tmp_path / "trained.csv")
     assert len(more) == 7 and {k: more[k] for k in rows} == rows
