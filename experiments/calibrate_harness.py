@@ -57,11 +57,8 @@ def run() -> None:
         return configs.override(without_harness(settled(c)), {"rollout.salt": salt})
 
     path, failures, say = folder / "starts.csv", [], lambda text: print(text, flush=True)
-    rows, settings = calibration.read_rows(path), " ".join([_CONFIG.value, *_SET.value])
-    if other := [row.settings for row in rows.values() if row.settings != settings]:
-        raise ValueError(
-            f"{path} has runs of {other[0]}, and these are of {settings}: name another --workdir."
-        )
+    settings = " ".join([_CONFIG.value, *_SET.value])
+    rows = calibration.read_rows(path, settings)
     if unread := [row for row in rows.values() if _FRESH.value and row.fresh is None]:
         raise ValueError(
             f"{path} has runs without --fresh, such as fault {unread[0].fault} of seed {unread[0].seed}: "

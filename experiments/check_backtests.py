@@ -49,11 +49,7 @@ def run() -> None:
     folder, seed, say = Path(_WORKDIR.value), _SEED.value, lambda text: print(text, flush=True)
     salts, settings = plan.parse_seeds(_SALTS.value), " ".join([_CONFIG.value, *_SET.value])
     path = folder / "trained.csv"
-    rows = calibration.read_rows(path)
-    if other := [row.settings for row in rows.values() if row.settings != settings]:
-        raise ValueError(
-            f"{path} has runs of {other[0]}, and these are of {settings}: name another --workdir."
-        )
+    rows = calibration.read_rows(path, settings)
     c = configs.load_file(_CONFIG.value)
     changes = dict(text.partition("=")[::2] for text in _SET.value)
     config = settled(configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()}))

@@ -115,8 +115,11 @@ def write_rows(path: Path, runs: Iterable[Run]) -> None:
     write_text(path, text.getvalue())
 
 
-def read_rows(path: Path) -> dict[tuple[str, int, int], Run]:
-    """(fault, seed, salt) -> the run that `write_rows` wrote; {} where there is no file."""
+def read_rows(path: Path, settings: str) -> dict[tuple[str, int, int], Run]:
+    """(fault, seed, salt) -> the run that `write_rows` wrote; {} where there is no file.
+
+    Raises ValueError where a run is of other settings.
+    """
     if not path.exists():
         return {}
     found = {}
@@ -137,6 +140,10 @@ def read_rows(path: Path) -> dict[tuple[str, int, int], Run]:
                 commit=row["commit"],
                 trend=numbers,
             )
+    if other := [run.settings for run in found.values() if run.settings != settings]:
+        raise ValueError(
+            f"{path} has runs of {other[0]}, and these are of {settings}: name another --workdir."
+        )
     return found
 
 

@@ -50,12 +50,14 @@ class Protocol(NamedTuple):
 
     temperature: 0 is greedy; None is that of the campaign's own evaluations. flags: further ones of
     experiments/evaluate.py. long: it has no rollouts of its own; P1's of the long tasks are counted.
+    said: how it differs from P1.
     """
 
     temperature: float | None
     num_rollouts: int = 2
     flags: tuple[str, ...] = ()
     long: bool = False
+    said: str = ""
 
     def given(self, config: ConfigDict) -> tuple[str, ...]:
         """All flags of experiments/evaluate.py, in a campaign whose start has this config."""
@@ -66,12 +68,11 @@ class Protocol(NamedTuple):
 
 PROTOCOLS: dict[str, Protocol] = {
     "P1": Protocol(None),
-    "P2": Protocol(0.0, 1),
-    "P3": Protocol(0.7),
-    "P4": Protocol(None, long=True),
-    "P5": Protocol(None, flags=("--max_observation=80",)),
+    "P2": Protocol(0.0, 1, said="greedy"),
+    "P3": Protocol(0.7, said="temperature 0.7"),
+    "P4": Protocol(None, long=True, said="long tasks"),
+    "P5": Protocol(None, flags=("--max_observation=80",), said="short observations"),
 }
-OTHER_WAYS = {"P2": "greedy", "P3": "temperature 0.7", "P4": "long tasks", "P5": "short observations"}
 ENGINE = {"name": "native", "matmul_dtype": ""}  # by which the test is read, whatever config.engine says
 
 
@@ -325,9 +326,10 @@ def table(result: Mapping[str, Any]) -> str:
             point("luck of the tasks", result["luck_of_tasks"]),
             point("optimism", result["optimism"]),
             *(
-                told(f"the claim, {OTHER_WAYS[name]}", found) + f", p {_p(found['p_holm'])} (Holm, of four)"
+                told(f"the claim, {PROTOCOLS[name].said}", found)
+                + f", p {_p(found['p_holm'])} (Holm, of four)"
                 for name, found in result.get("transfer", {}).items()
-                if name in OTHER_WAYS
+                if PROTOCOLS[name].said
             ),
             f"{'openings of this test in the store':<44} {result.get('openings', 1)}",
             *filter(None, [result.get("engines")]),

@@ -87,9 +87,11 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     runs = {
         (r.fault, r.seed, r.salt): r for r in (run("slow", 1, 5), run("none", 0, 7, salt=3, fresh=(6, 9)))
     }
-    assert calibration.read_rows(tmp_path / "starts.csv") == {}
+    assert calibration.read_rows(tmp_path / "starts.csv", SETTINGS) == {}
     calibration.write_rows(tmp_path / "starts.csv", runs.values())
-    assert calibration.read_rows(tmp_path / "starts.csv") == runs
+    assert calibration.read_rows(tmp_path / "starts.csv", SETTINGS) == runs
+    with pytest.raises(ValueError, match=f"has runs of {SETTINGS}, and these are of other.py: name another"):
+        calibration.read_rows(tmp_path / "starts.csv", "other.py")
 
 
 def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path, quick):
@@ -109,7 +111,7 @@ def test_each_salt_is_a_run_of_its_own(quick, tmp_path):
     flags = (f"--workdir={tmp_path}", "--seeds=0", "--salts=0:3", "--fresh")
     done = forked.run_after(WITH_MADE_UP, "calibrate_harness", tmp_path, quick, *flags)
     assert done.returncode == 0, done.stderr
-    rows = calibration.read_rows(tmp_path / "starts.csv")
+    rows = calibration.read_rows(tmp_path / "starts.csv", SETTINGS)
     runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
     assert {c["rollout"]["salt"] for c in runs} == {0, 1, 2} == {r.salt for r in rows.values()}
     assert len({r.solved for r in rows.values()}) > 1

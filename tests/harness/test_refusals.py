@@ -88,7 +88,7 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
         known = list(csv.DictReader(file))
     assert len(known) == len(list(refusals.moves(config("none"))))
     assert 2 <= sum(bool(k["by"]) for k in known) < len(known)
-    rows = calibration.read_rows(tmp_path / "trained.csv")
+    rows = calibration.read_rows(tmp_path / "trained.csv", "configs/bfcl_harness.py")
     start = [r.success for (name, _, _), r in rows.items() if name == "none"]
     assert len(start) == 2 and len(rows) == 6
     runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
@@ -100,5 +100,5 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
             assert f"| `{name}` | {by_name[name] or 'passed'} | {gain:+.1f} |" in done.stdout
     again = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags[:3], "--passed=3")
     assert again.returncode == 0, again.stderr
-    more = calibration.read_rows(tmp_path / "trained.csv")
+    more = calibration.read_rows(tmp_path / "trained.csv", "configs/bfcl_harness.py")
     assert len(more) == 7 and {k: more[k] for k in rows} == rows
