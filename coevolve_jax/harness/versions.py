@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,13 +42,22 @@ class Versions:
         self._config = config
         self._read: dict[str, registry.Evidence] = {}
         self._halves: dict[str, list[evidence.Half]] = {}
+        self._configs: dict[str, ConfigDict] = {}  # by all changes since the start
 
     def config(self, version: str) -> ConfigDict:
         """The config of a version: that of its parent with its changes."""
-        if version == START:
+        changes: list[Mapping[str, Any]] = []
+        while version != START:
+            found = self.proposal(version)
+            if found.parent >= version:
+                raise ValueError(f"{version} has {found.parent} as its parent, which is no earlier version.")
+            version, changes = found.parent, [found.changes, *changes]
+        if not changes:
             return self._first
-        found = self.proposal(version)
-        return levers.changed(self.config(found.parent), found.changes)
+        name = json.dumps(changes)
+        if name not in self._configs:
+            self._configs[name] = functools.reduce(levers.changed, changes, self._first)
+        return self._configs[name]
 
     def proposal(self, version: str) -> Proposal:
         return Proposal.from_json(self._campaign.read(version, "proposal"))

@@ -252,6 +252,7 @@ def test_the_engine_of_two_processes_says_what_that_of_one_device_does(again):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.nightly
 def test_two_processes_sample_the_same_while_they_learn(tmp_path):
     hf_io.save(tmp_path / "start", QWEN3, random_params(QWEN3))
     both("learn_beside", tmp_path, devices=1)

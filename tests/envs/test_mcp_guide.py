@@ -97,6 +97,7 @@ def test_a_server_is_trained_on(checkout, quick):
     assert metrics
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_lacking_is_one_sentence(checkout, quick):
     for program in ("main.py --workdir=runs/none", "check_tools.py"):

@@ -58,6 +58,7 @@ def gone(pid):
     return not alive(pid)
 
 
+@pytest.mark.nightly
 def test_a_hang_on_a_node_costs_one_world_and_the_rest_is_as_on_this_machine(cluster):
     jobs = [(task, task.calls) for task in BASE[::20]]
     with (

@@ -56,6 +56,7 @@ def test_it_leaves_a_policy_and_its_records(whole):
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= policy
 
 
+@pytest.mark.nightly
 def test_stopped_the_same_command_goes_on_to_the_same_bits(whole, tmp_path, quick):
     """A kill comes after the first update, a request to end after the next one."""
     folder = tmp_path / "sft"

@@ -314,6 +314,7 @@ def faulty_tasks(server, pool, spoil, solve):
     return kept, stats.refused["not_solved"], len(tasks)
 
 
+@pytest.mark.nightly
 def test_a_query_that_does_not_say_what_is_done_is_found_out_by_doing_what_it_says(server, pool):
     # It refuses sound queries without words for a step that shortening found necessary.
     _, refused, made = faulty_tasks(server, pool, "", solve=1)

@@ -369,6 +369,7 @@ RUN = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_policy_without_words_gives_the_run_of_the_rules(tmp_path):
     """The tiny policy's paraphrases are no English: all are lost, and two evolutions add the same tasks."""

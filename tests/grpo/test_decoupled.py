@@ -230,7 +230,7 @@ def test_no_token_feels_the_age_of_another(params):
     )  # the ages do matter to their own samples
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(5, 30), st.booleans()), min_size=1, max_size=9),
     st.integers(0, 20),

@@ -111,7 +111,7 @@ def test_rows_hold_every_item_once_and_never_overflow(lengths, pack_length):
     assert len(rows) <= max(1, 2 * sum(lengths) // pack_length + 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(5, 30), st.booleans()), min_size=1, max_size=9), st.integers(0, 10**6))
 def test_packing_keeps_every_policy_token_with_its_own_logprob_and_advantage(items, seed):
     rng = np.random.default_rng(seed)

@@ -283,7 +283,7 @@ def test_the_other_side_of_the_filter_drops_groups_far_above_and_keeps_the_narro
     assert filter_by(state, spreads, side="high", warmup=51)[0] == ["a", "b", "c", "d"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.floats(0, 0.5), max_size=40), st.integers(0, 40))
 def test_the_filter_in_two_calls_ends_in_the_state_of_one(values, cut):
     both = dict(enumerate(values))

@@ -108,6 +108,7 @@ def main():
             same(updated(where, found[1], batch[2:]))
 
 
+@pytest.mark.nightly
 def test_bits_do_not_depend_on_where_the_moments_are():
     assert start([__file__], devices=8).wait() == 0
 

@@ -172,7 +172,9 @@ def programs(name: str):
     return jax.jit(learner.gradients), moved(params), params
 
 
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize(
+    "name", ["all streams", *(pytest.param(n, marks=pytest.mark.nightly) for n in [*UPDATES][1:])]
+)
 @settings(max_examples=8, deadline=None)
 @given(GROUPS, SEEDS)
 def test_the_update_is_the_one_without_sharing(name, groups, seed):

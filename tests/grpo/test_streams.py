@@ -189,6 +189,7 @@ def test_no_stream_feels_the_samples_of_another(params, changes):
     assert "ce" not in of_policy
 
 
+@pytest.mark.nightly
 def test_with_adapters_too(params):
     rng = np.random.default_rng(3)
     rollouts = samples([trajectory(rng, n) for n in (20, 30)], rng.normal(size=2))

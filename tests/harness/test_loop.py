@@ -566,6 +566,7 @@ def setting(found, monkeypatch, key, *values):
     monkeypatch.setattr(found.parts, "check", lambda *proposal: None)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_value_of_steps_is_registered_by_what_it_foretold_on_past_runs(tmp_path, monkeypatch):
     """The divergence of the first half foretells the made-up gain of the second."""

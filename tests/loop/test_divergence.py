@@ -122,6 +122,7 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
     assert "a server is gone" in failure.why and not cells.ended(workdir)
 
 
+@pytest.mark.nightly
 def test_a_run_that_passes_the_step_forgets_that_it_diverged(tmp_path):
     config, workdir = configured([*SMALL, "checkpoint.every=1"]), tmp_path / "run"
     train(config, workdir, until=0)

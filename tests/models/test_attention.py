@@ -100,7 +100,7 @@ JITTED = {name: with_gradient(VARIANTS[name]) for name in ("plain", "chunked")}
 REFERENCE = with_gradient(formula)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(CASES)
 def test_any_packing_of_segments(case):
     lengths, seed = case
@@ -130,7 +130,7 @@ def test_prompts_that_several_segments_share(name, shape):
     assert np.abs(want - with_gradient(formula)(q, k, v, segments, weight)[0]).max() > 0.1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(CASES)
 def test_any_packing_of_segments_that_share(case):
     """A segment's parent is any earlier one of its row, or itself."""
@@ -197,7 +197,7 @@ PARTS |= {name: (304, with_gradient(by_parts(VARIANTS[name], 2))) for name in ("
 
 
 @pytest.mark.parametrize("name", PARTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=st.tuples(LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 2**31)))
 def test_parts_of_rows_give_what_the_rows_give(name, case):
     """Segments cross the borders of chunks; prompts lie in other parts; there is padding."""
@@ -221,7 +221,7 @@ def test_every_part_of_a_row_takes_as_long():
         assert {int(one[kernel][0]) for one in found} == {blocks * (blocks + 1) // 2 // 4 * size**2}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=9))
 def test_kernels_multiply_the_blocks_with_a_token_that_sees_another_and_no_more(lengths):
     """Estimates count the blocks that the kernels' loops visit (NaNs prove the visits, below)."""

@@ -179,6 +179,7 @@ def test_wandb_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path, monk
     assert (2, "seconds/update", 0.5) in scalars(tmp_path / "tensorboard")[0]  # both trackers get it
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_trackio_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path):
     """In a process of its own: Trackio takes its folder from the environment when it is imported."""

@@ -245,7 +245,7 @@ def test_each_token_keeps_the_first_routing_that_it_got(messages, left):
 # ---- Packing -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(4, 30), st.booleans()), max_size=8),
     st.integers(30, 50),

@@ -67,6 +67,7 @@ def test_a_server_that_remembers_other_worlds_is_not_reused(check):
     assert "Set config.environment.reuse_server=False" in stop
 
 
+@pytest.mark.nightly
 def test_files_that_differ_and_files_that_every_call_changes_are_named(check):
     found, told = check("logs", tools=FIT)
     assert found.logs == ["log.txt"] and not found.forgets
@@ -77,6 +78,7 @@ def test_files_that_differ_and_files_that_every_call_changes_are_named(check):
     assert found.forgets and not found.logs and not of(told, ("STOP", "Every"))
 
 
+@pytest.mark.nightly
 def test_remedies_are_those_of_a_server(check):
     _, told = check("dies", tools=("count", "fault"))
     (ends,) = of(told, "fault ends its world at fault() (")
