@@ -11,8 +11,11 @@ import pytest
 from coevolve_jax import cli, config, shipped
 from tests.support.paths import ROOT
 
-# Programs without a command: set_up.py runs the first, campaigns the fourth; the others measure campaigns.
-INNER = {"appworld_tasks", "calibrate_harness", "check_backtests", "compare_gradients", "harness_bench"}
+# Programs without a command: set_up.py runs the first, campaigns the fifth; the others measure campaigns.
+INNER = {
+    "appworld_tasks", "calibrate_harness", "check_backtests", "check_verdicts", "compare_gradients",
+    "harness_bench",
+}  # fmt: skip
 
 
 def coevolve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

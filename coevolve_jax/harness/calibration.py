@@ -13,7 +13,6 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from coevolve_jax.records.files import write_text
 
 LEAST = 0.06  # of success: a fault that costs less is not used
 CAMPAIGNS = 20_000
+RESAMPLES = 100  # of the runs, for an interval
 SIZES = ((1, 1), (6, 1), (6, 2), (8, 2))  # (versions, seeds) of the campaigns whose optimism is told
 
 
@@ -70,16 +70,39 @@ class Run(NamedTuple):
 class Cost(NamedTuple):
     """The cost of a fault.
 
-    success: the mean, adjusted to the average of all seeds. p: one-sided, that it costs nothing. kept:
-    whether it is large and sure.
+    success: the mean, adjusted to the average of all seeds. margin: half of the 95% interval of the cost. p:
+    one-sided, that it costs nothing. kept: whether it is large and sure.
     """
 
     fault: str
     runs: int
     success: float
     cost: float
+    margin: float
     p: float
     kept: bool
+
+
+class Luck(NamedTuple):
+    """The gain of campaigns of a rule and size out of nothing, in success.
+
+    Attributes:
+      gain: over the measured runs. low, high: its 95% interval, over the runs drawn again.
+      simulated: over normal numbers as far apart.
+      kept: of the same selected runs on fresh tasks; nan unless all runs were read there.
+      kept_low, kept_high: its interval.
+    """
+
+    rule: str
+    versions: int
+    seeds: int
+    gain: float
+    low: float
+    high: float
+    simulated: float
+    kept: float
+    kept_low: float
+    kept_high: float
 
 
 def read(
@@ -170,8 +193,8 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
 
     Least squares fits success = fault + seed, with one error for all runs (comparison/many_to_one.py). So the
     difficulty of a seed's tasks is in no cost, and what a fault does to one seed alone is in the deviation.
-    Deviation and p are nan where too few seeds are shared. p is not corrected for the number of faults. A
-    seed without a healthy run is left out.
+    Deviation, margin and p are nan where too few seeds are shared. p is not corrected for the number of
+    faults. A seed without a healthy run is left out.
     """
     shared = {r.seed for r in runs if r.fault == "none"}
     runs = [r for r in runs if r.seed in shared]
@@ -184,30 +207,37 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
         if i != healthy:
             lost = float(fit.means[healthy] - fit.means[i])
             shape = fit.shape[healthy, healthy] + fit.shape[i, i] - 2 * fit.shape[healthy, i]
-            p = float(scipy.stats.t.sf(lost / (fit.sd * shape**0.5), fit.df)) if fit.sd > 0 else math.nan
+            se, test = fit.sd * shape**0.5, scipy.stats.t(fit.df)
+            p, times = (float(test.sf(lost / se)), test.ppf(0.975)) if fit.sd > 0 else (math.nan, math.nan)
             kept = lost >= LEAST and p < 0.05
-            found.append(Cost(fault, len(values[fault]), float(fit.means[i]), lost, p, kept))
+            margin = float(times * se)
+            found.append(Cost(fault, len(values[fault]), float(fit.means[i]), lost, margin, p, kept))
     return fit.sd, sorted(found, key=lambda c: -c.cost)
 
 
-def selected_luck(runs: Sequence[Run]) -> list[tuple[str, int, int, float, float, float]]:
-    """Returns what campaigns over these runs would gain out of nothing, in success.
-
-    A row is (rule, versions, seeds, gain over the measured runs, gain over normal numbers as far apart, gain
-    of the same selected runs on fresh tasks). The last one is nan unless all runs were read there.
-    """
+def selected_luck(runs: Sequence[Run]) -> list[Luck]:
+    """Returns what campaigns over these runs would gain out of nothing."""
     there = [math.nan if r.fresh is None else r.fresh for r in runs]
     scores, spread = np.array([[r.success for r in runs], there]).T, noise(runs)
+    again = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
     found = []
     for rule in RULES:
-        for versions, seeds in SIZES:
-            gained = partial(
-                optimism, rule=rule, versions=versions, seeds=seeds, noise=spread, campaigns=CAMPAIGNS
-            )
-            measured, kept = gained(resampled(scores), truth=scores.mean(0)).mean(0)
-            simulated = gained(normal(spread), truth=0.0).mean()
-            found.append((rule, versions, seeds, float(measured), float(simulated), float(kept)))
+        for size in SIZES:
+            gain, kept = _gained(scores, rule, size, CAMPAIGNS)
+            others = [_gained(scores[own], rule, size, CAMPAIGNS // 20) for own in again]
+            (low, kept_low), (high, kept_high) = np.quantile(others, (0.025, 0.975), axis=0)
+            how = {"rule": rule, "versions": size[0], "seeds": size[1], "noise": spread}
+            simulated = optimism(normal(spread), truth=0.0, campaigns=CAMPAIGNS, **how).mean()
+            told = (gain, low, high, simulated, kept, kept_low, kept_high)
+            found.append(Luck(rule, *size, *map(float, told)))
     return found
+
+
+def _gained(scores: np.ndarray, rule: str, size: tuple[int, int], campaigns: int) -> np.ndarray:
+    """The mean gain of campaigns over measured runs, on each set of tasks. scores: [runs, sets]."""
+    versions, seeds = size
+    how = {"rule": rule, "versions": versions, "seeds": seeds, "noise": float(scores[:, 0].std(ddof=1))}
+    return optimism(resampled(scores), truth=scores.mean(0), campaigns=campaigns, **how).mean(0)
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -223,7 +253,8 @@ def table(runs: Sequence[Run]) -> str:
             markdown(
                 ("fault", "runs", "success", "cost", "p", "kept"),
                 [
-                    (f"`{c.fault}`", c.runs, _points(c.success), _points(c.cost), f"{c.p:.2g}",
+                    (f"`{c.fault}`", c.runs, _points(c.success),
+                     _interval(c.cost, c.cost - c.margin, c.cost + c.margin), f"{c.p:.2g}",
                      "yes" if c.kept else "no")
                     for c in faults
                 ],
@@ -236,7 +267,13 @@ def table(runs: Sequence[Run]) -> str:
             "nothing:",
             markdown(
                 ("rule", "versions", "seeds", "of these runs", "of normal numbers", "on fresh tasks"),
-                [(*row[:3], *map(_points, row[3:])) for row in selected_luck(salted)],
+                [
+                    (
+                        *(row.rule, row.versions, row.seeds, _interval(row.gain, row.low, row.high)),
+                        *(_points(row.simulated), _interval(row.kept, row.kept_low, row.kept_high)),
+                    )
+                    for row in selected_luck(salted)
+                ],
             ),
         ]
     found.append(
@@ -252,6 +289,8 @@ def _whole(text: str | None) -> int | None:
 def _noise(runs: Sequence[Run]) -> str:
     success = float(np.mean([r.success for r in runs]))
     lucky = math.sqrt(np.mean([r.sampling for r in runs]))
+    if len(runs) < 2:
+        return f"success {_points(success)}%, and one run has no deviation."
     told = f"success {_points(success)}%, deviation {_points(noise(runs))} points"
     return f"{told}, of which the samples alone give {_points(lucky)}."
 
@@ -264,6 +303,10 @@ def _fresh(runs: Sequence[Run]) -> str:
     deviation, shared = _points(float(fresh.std(ddof=1))), np.corrcoef(success, fresh)[0, 1]
     told = f" On fresh tasks: success {_points(float(fresh.mean()))}%, deviation {deviation} points"
     return f"{told}, correlation {shared:.2f} with the selection set."
+
+
+def _interval(rate: float, low: float, high: float) -> str:
+    return _points(rate) if math.isnan(low) else f"{_points(rate)} ({_points(low)} to {_points(high)})"
 
 
 def _points(rate: float) -> str:

@@ -51,6 +51,7 @@ def test_a_fault_costs_what_it_takes_from_each_seed_and_is_kept_if_that_is_large
         assert c.success == pytest.approx(own.mean())
         assert c.cost == pytest.approx(rates[0].mean() - own.mean())
         assert c.p == pytest.approx(stats.t.sf(c.cost / (error * math.sqrt(2 / 4)), 9))
+        assert c.margin == pytest.approx(2.26216 * error * math.sqrt(2 / 4), rel=1e-5)  # of nine degrees
     assert [c.kept for c in found] == [True, True, False] and found[2].cost < calibration.LEAST
     more, again = calibration.costs([*runs, run("none", 4, 390), run("none", 5, 10)])
     assert more == pytest.approx(spread) and [c.cost for c in again] == pytest.approx([c.cost for c in found])
@@ -58,12 +59,11 @@ def test_a_fault_costs_what_it_takes_from_each_seed_and_is_kept_if_that_is_large
     assert all(math.isnan(c.p) and not c.kept for c in alone)
 
 
-def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again():
+def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again(monkeypatch):
     solved, fresh = (270, 280, 284, 276, 288, 282, 274, 278), (100, 90, 110, 95, 104, 99, 101, 97)
     runs = [run("none", 0, n, i, fresh=(m, 200)) for i, (n, m) in enumerate(zip(solved, fresh, strict=True))]
-    found = {
-        tuple(how): both for *how, both in ((*row[:3], row[3:]) for row in calibration.selected_luck(runs))
-    }
+    luck = {row[:3]: row for row in calibration.selected_luck(runs)}
+    found = {how: (row.gain, row.simulated, row.kept) for how, row in luck.items()}
     scores = np.array([r.success for r in runs])
     # One version of one seed, not worse: the mean of the better of two draws.
     better = np.maximum.outer(scores, scores).mean() - scores.mean()
@@ -74,13 +74,22 @@ def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again():
     there = np.array(fresh) / 200
     kept = np.where(scores[None] >= scores[:, None], there[None], there[:, None]).mean() - there.mean()
     assert found["not worse", 1, 1][2] == pytest.approx(kept, abs=1e-3) and kept > 0.005
-    told = calibration.table(runs)
+    # The interval: of the better of two draws, over runs drawn again.
+    own = np.random.default_rng(5).integers(8, size=(20_000, 8))
+    drawn = scores[own]
+    gains = np.maximum(drawn[:, :, None], drawn[:, None]).mean((1, 2)) - drawn.mean(1)
+    row = luck["not worse", 1, 1]
+    assert (row.low, row.high) == pytest.approx(np.quantile(gains, (0.025, 0.975)), rel=0.25)
+    assert all(r.low < r.gain and r.kept_low <= r.kept <= r.kept_high for r in luck.values())
+    monkeypatch.setattr(calibration, "RESAMPLES", 3)  # these take long
+    row, told = calibration.selected_luck(runs)[0], calibration.table(runs)
     mean, spread, shared = 100 * there.mean(), 100 * there.std(ddof=1), np.corrcoef(solved, fresh)[0, 1]
     assert f"success {mean:.1f}%, deviation {spread:.1f} points, correlation {shared:.2f} with" in told
-    assert f"| not worse | 1 | 1 | {100 * better:.1f} |" in told and f"| {100 * kept:.1f} |" in told
+    assert f"| not worse | 1 | 1 | {100 * better:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f}) |" in told
+    assert f"| {100 * kept:.1f} (" in told
     unread = [*runs, run("none", 0, 281, 8)]
     assert "fresh tasks:" not in calibration.table(unread)
-    assert all(math.isnan(row[-1]) for row in calibration.selected_luck(unread))
+    assert all(math.isnan(x) for row in calibration.selected_luck(unread) for x in row[-3:])
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
@@ -103,7 +112,7 @@ def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path, quick
     assert told.returncode == 0 and not (tmp_path / "store").exists()
     assert "Healthy, 2 seeds: success 70.5%, deviation 0.7 points" in told.stdout
     assert "Lost trials: 0 of 2800. Commits: abc." in told.stdout
-    assert "| `slow` | 2 | 50.1 | 20.4 |" in told.stdout and "Seed 0, 4 salts:" in told.stdout
+    assert "| `slow` | 2 | 50.1 | 20.4 (" in told.stdout and "Seed 0, 4 salts:" in told.stdout
 
 
 @pytest.mark.slow
