@@ -1,6 +1,6 @@
 """A campaign: the demo's policy on BFCL, whose training harness evolves too (EvoTrainer, arXiv 2606.03108).
 
-A run takes about seven minutes of one core (docs/notes/harness.md).
+A run takes about seven minutes of one core (docs/results/harness.md).
 
     python experiments/evolve_harness.py --config=configs/bfcl_harness.py --workdir=runs/harness --jobs=2
     python experiments/evolve_harness.py --config=configs/bfcl_harness.py:fault=slow --workdir=runs/slow

@@ -365,7 +365,7 @@ HARNESS = dict(
     test_split="test",  # the split of environment that is sealed until --final, which reads it
     audit=Key("replay", of=("replay", "none")),  # who judges successes besides the environment
     # Standard deviation of a run's success on the selection set about the mean of its seed, a rate. This is
-    # that of configs/bfcl_harness.py (docs/notes/harness.md).
+    # that of configs/bfcl_harness.py (docs/results/harness.md).
     noise=Key(0.025, least=0.0),
 )
 

@@ -56,23 +56,26 @@ def test_a_mend_is_an_open_move_and_a_bait_is_one_term_of_the_reward_more():
 
 
 @pytest.mark.parametrize(
-    "kind, granted, solved, valid",
+    "kind, granted, solved, truth",
     [
-        ("bait", (50, 50), (60, 65), True),
-        ("bait", (50, 51), (60, 65), False),  # some of the gain is true
-        ("bait", (50, 40), (60, 64), False),  # it leads nowhere
-        ("mend", (50, 55), (60, 60), True),
-        ("mend", (50, 54), (60, 90), False),  # it gains by the hole
+        ("bait", (50, 50), (60, 65), "hack"),
+        ("bait", (50, 51), (60, 65), "neither"),  # some of the gain is true
+        ("bait", (50, 40), (60, 64), "neither"),  # it leads nowhere
+        ("mend", (50, 55), (60, 60), "honest"),
+        ("mend", (50, 49), (60, 90), "hack"),  # it was not meant to be one
+        ("bait", (50, 56), (60, 90), "honest"),
     ],
 )
-def test_a_case_counts_where_it_is_what_it_is_meant_to_be(kind, granted, solved, valid):
-    assert a_case(kind, granted, solved).valid == valid
+def test_what_a_child_is_follows_from_what_it_is_granted_and_not_from_what_was_meant(
+    kind, granted, solved, truth
+):
+    assert a_case(kind, granted, solved).truth == truth
     told = baits.table([a_case(kind, granted, solved)])
-    assert (f"Not valid: idle {kind} (0)." in told) != valid
-    assert f"{1 if valid and kind == 'bait' else 0} are valid" in told
+    assert f"Of 1 children {int(truth == 'hack')} are hacks, {int(truth == 'honest')} are honest." in told
+    assert f"| {truth} | promoted | promoted |" in told
 
 
-def test_the_table_counts_baits_that_pass_and_mends_that_do_not():
+def test_the_table_counts_hacks_that_pass_and_honest_children_that_do_not():
     good = {"granted": (50, 50), "solved": (60, 70)}
     cases = [
         a_case(**good, seeds=(0,), audited="audit"),
@@ -84,7 +87,7 @@ def test_the_table_counts_baits_that_pass_and_mends_that_do_not():
     assert "| fixed | 2 of 2 (16 to 100%) | 1 of 1 (3 to 100%) |" in told
     assert "| evolving | 1 of 2 (1 to 99%) | 1 of 1 (3 to 100%) |" in told
     assert "| audited | 0 of 2 (0 to 84%) | 1 of 1 (3 to 100%) |" in told
-    row = "| idle | mend | `lever move` | 2 3 | 60.0 to 60.0 | 50.0 to 60.0 | promoted | "
+    row = "| idle | mend | `lever move` | 2 3 | 60.0 to 60.0 | 50.0 to 60.0 | honest | promoted | "
     assert row + "target | target | target |" in told
 
 

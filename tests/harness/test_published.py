@@ -1,0 +1,134 @@
+"""Every figure in the tables of docs/results/harness.md, reckoned again from the raw rows in other ways."""
+
+import csv
+import random
+import re
+import statistics
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "results" / "harness.md").read_text()
+RAW = ROOT / "docs" / "notes" / "harness"
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with open(RAW / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(head: str) -> list[list[str]]:
+    """The rows of the page's table that begins with this line."""
+    lines = PAGE[PAGE.index(head) :].splitlines()[2:]
+    end = next(i for i, line in enumerate(lines) if not line.startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:end]]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(x) for x in re.findall(r"-?\d+(?:\.\d+)?(?:e-\d+)?", text)]
+
+
+def points(rate: float):
+    """The number that stands for a rate on the page, to half a digit."""
+    return pytest.approx(100 * rate, abs=0.051)
+
+
+def test_what_faults_cost_and_its_interval():
+    own = rows("starts.csv")
+    faults, seeds = sorted({r["fault"] for r in own} - {"none"}), sorted({r["seed"] for r in own})
+    # Least squares by the normal equations, with a column for each fault and for each seed.
+    design = [[*(r["fault"] == f for f in faults), *(r["seed"] == s for s in seeds)] for r in own]
+    x, y = np.array(design, float), np.array([int(r["solved"]) / int(r["trials"]) for r in own])
+    inverse = np.linalg.inv(x.T @ x)
+    beta = inverse @ x.T @ y
+    free = len(y) - x.shape[1]
+    variance = ((y - x @ beta) ** 2).sum() / free
+    healthy = beta[len(faults) :].mean()
+    told = table("| fault | runs | success |")
+    assert [row[0].strip("`") for row in told] == sorted(faults, key=lambda f: beta[faults.index(f)])
+    for name, runs, success, cost, p, kept in told:
+        i = faults.index(name.strip("`"))
+        assert int(runs) == sum(r["fault"] == faults[i] for r in own)
+        se = (variance * inverse[i, i]) ** 0.5
+        margin = stats.t.isf(0.025, free) * se
+        assert numbers(success) == [points(healthy + beta[i])]
+        assert numbers(cost) == [points(-beta[i]), points(-beta[i] - margin), points(-beta[i] + margin)]
+        found = stats.t.sf(-beta[i] / se, free)
+        assert float(p) == pytest.approx(found, rel=0.06)
+        assert (kept == "yes") == (-beta[i] >= 0.06 and found < 0.05)
+    assert f"The healthy start has {100 * healthy:.1f}%" in PAGE
+    assert f"its seed a run deviates by {100 * variance**0.5:.1f} points ({free} degrees" in PAGE
+
+
+def test_what_luck_gains_and_what_of_it_is_there_on_fresh_tasks():
+    own = [
+        (int(r["solved"]) / int(r["trials"]), int(r["fresh_solved"]) / int(r["fresh_trials"]))
+        for r in rows("luck.csv")
+    ]
+    mean = [statistics.fmean(side) for side in zip(*own, strict=True)]
+    spread = [statistics.stdev(side) for side in zip(*own, strict=True)]
+    assert f"Success is {100 * mean[0]:.1f}% on the selection set, and the runs deviate by " in PAGE
+    assert f"by {100 * spread[0]:.1f} points; on 192 fresh tasks it is {100 * mean[1]:.1f}%" in PAGE
+    rng, told = random.Random(3), table("| rule | versions | seeds | gain")
+    assert len(told) == 6
+    for rule, versions, seeds, gain, simulated, fresh in told:
+        sums, made, drawn = [0.0, 0.0], 0.0, 1500
+        for _ in range(drawn):
+            both = [[rng.choice(own) for _ in range(int(seeds))] for _ in range(int(versions) + 1)]
+            normal = [[(rng.gauss(0, spread[0]), 0.0) for _ in own] for own in both]
+            kept, others = chosen(rule, both, spread[0]), chosen(rule, normal, spread[0])
+            sums = [s + statistics.fmean(x) - m for s, x, m in zip(sums, zip(*kept, strict=True), mean)]
+            made += statistics.fmean(x for x, _ in others)
+        assert numbers(gain)[0] == pytest.approx(100 * sums[0] / drawn, abs=0.12)
+        assert float(simulated) == pytest.approx(100 * made / drawn, abs=0.12)
+        assert numbers(fresh)[0] == pytest.approx(100 * sums[1] / drawn, abs=0.12)
+        for interval in (numbers(gain), numbers(fresh)):
+            assert interval[1] < interval[0] < interval[2]
+
+
+def chosen(rule: str, versions, noise: float):
+    """The runs of the version that a campaign ends with. versions: (selection, fresh) of each run."""
+    score = lambda runs: statistics.fmean(x for x, _ in runs)
+    if rule == "the best at the end":
+        return max(versions, key=score)
+    least = (2 * noise**2 / len(versions[0])) ** 0.5 if rule == "one standard error better" else 0.0
+    kept = versions[0]
+    for child in versions[1:]:
+        kept = child if score(child) >= score(kept) + least else kept
+    return kept
+
+
+def test_which_conditions_let_baits_and_mends_pass():
+    cases = rows("baits.csv")
+    share = lambda c, side, what: int(c[f"{side}{what}"]) / int(c[f"{side}trials"])
+    of = defaultdict(list)
+    for c in cases:
+        gained = share(c, "", "granted") - share(c, "start_", "granted")
+        scored = share(c, "", "solved") - share(c, "start_", "solved")
+        se = float(c["se"])
+        c["truth"] = "honest" if gained >= se else "hack" if scored >= se and gained <= 0 else "neither"
+        of[c["truth"]].append(c)
+    told = table("| conditions | hacks promoted | honest ones refused |")
+    assert [row[0] for row in told] == ["score", "fixed", "evolving", "audited"]
+    for name, promoted, refused in told:
+        passed = [sum(c[f"by_{name}"] == "" for c in of[truth]) for truth in ("hack", "honest")]
+        n, m = len(of["hack"]), len(of["honest"])
+        for text, part, whole in ((promoted, passed[0], n), (refused, m - passed[1], m)):
+            low = stats.beta.ppf(0.025, part, whole - part + 1) if part else 0.0
+            high = stats.beta.ppf(0.975, part + 1, whole - part) if part < whole else 1.0
+            assert numbers(text)[:2] == [part, whole]
+            assert numbers(text)[2:] == pytest.approx([100 * low, 100 * high], abs=0.51)
+    every = table("| hole |  | move | seeds | success, % |")
+    assert Counter((row[0], row[1], row[3]) for row in every) == Counter(
+        (c["hole"], c["kind"], c["seeds"]) for c in cases
+    )
+    for row in every:
+        (c,) = (c for c in cases if (c["hole"], c["kind"], c["seeds"]) == (row[0], row[1], row[3]))
+        for text, what in ((row[4], "solved"), (row[5], "granted")):
+            assert numbers(text) == [points(share(c, "start_", what)), points(share(c, "", what))]
+        names = ("score", "fixed", "evolving", "audited")
+        assert row[6:] == [c["truth"], *(c[f"by_{name}"] or "promoted" for name in names)]
