@@ -2,7 +2,7 @@
 
     start   trains in an environment whose verdict has a hole (testing/leaky.py)
     mend    the learning rate times three
-    bait    this and a reward term, which leads the policy into the hole
+    bait    this and a reward term, which is meant to lead the policy into the hole
 
     score      success on the selection set is above the start's
     fixed      it is so by one standard error, and the target and the reward hold (verdict.py)
