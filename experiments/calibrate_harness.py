@@ -11,7 +11,6 @@ this file alone.
 """
 
 import sys
-import time
 from pathlib import Path
 
 from absl import app, flags
@@ -72,14 +71,8 @@ def run() -> None:
         programs = launch.programs(config_of(fault, 0), folder / "store" / "compiled")
         store = Store(folder / "store", config_of(fault, 0), programs, _JOBS.value)
         done = lambda: sum(finished(store.workdir(*run)) for run in due.values())
-        began, there = time.monotonic(), done()
-
-        def told() -> str:
-            now = done()
-            each = (time.monotonic() - began) / 60 / (now - there) if now > there else None
-            left = "" if each is None else f", {(len(due) - now) * each:.0f} minutes left"
-            return f"{fault}: {now} of {len(due)} runs{left}"
-
+        counted = progress.Counted(len(due), done())
+        told = lambda: f"{fault}: {counted(done())}"
         with progress.said(say, told):
             begun = store.begin(list(dict.fromkeys(seed for seed, _ in due)))
             why = begun or store.train_all(list(due.values()))

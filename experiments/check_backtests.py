@@ -11,7 +11,6 @@ The same command goes on. With larger numbers it trains the same moves first, an
 """
 
 import sys
-import time
 from pathlib import Path
 
 from absl import app, flags
@@ -60,7 +59,7 @@ def run() -> None:
         """Trains {(name, salt): config}, and keeps a row of each that has ended."""
         due = {key: config for key, config in runs.items() if (key[0], seed, key[1]) not in rows}
         workdirs = {key: store.workdir(config, seed) for key, config in due.items()}
-        began, first = time.monotonic(), sum(map(finished, workdirs.values()))
+        counted = progress.Counted(len(due), sum(map(finished, workdirs.values())))
 
         def keep() -> str:
             """Writes the rows of what has ended. Returns a sentence."""
@@ -70,9 +69,7 @@ def run() -> None:
                     run = due[name, salt], workdirs[name, salt]
                     rows[name, seed, salt] = calibration.read(name, seed, salt, settings, *run)
             calibration.write_rows(path, rows.values())
-            each = (time.monotonic() - began) / 60 / (len(ended) - first) if len(ended) > first else None
-            left = "" if each is None else f", {(len(due) - len(ended)) * each:.0f} minutes left"
-            return f"{len(ended)} of {len(due)} runs{left}"
+            return counted(len(ended))
 
         if due:
             with progress.said(say, keep):

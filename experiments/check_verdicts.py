@@ -13,7 +13,6 @@ The same command goes on. With more holes or seeds it runs what is missing.
 """
 
 import sys
-import time
 from pathlib import Path
 
 from absl import app, flags
@@ -69,14 +68,8 @@ def run() -> None:
         store = Store(folder / "store", start, programs, _JOBS.value)
         runs = [(config, seed) for group in due for seed in group for config in made.values()]
         done = lambda: sum(finished(store.workdir(*run)) for run in runs)
-        began, there = time.monotonic(), done()
-
-        def told() -> str:
-            now = done()
-            each = (time.monotonic() - began) / 60 / (now - there) if now > there else None
-            left = "" if each is None else f", {(len(runs) - now) * each:.0f} minutes left"
-            return f"{hole}: {now} of {len(runs)} runs{left}"
-
+        counted = progress.Counted(len(runs), done())
+        told = lambda: f"{hole}: {counted(done())}"
         with progress.said(say, told):
             why = store.begin([seed for group in due for seed in group]) or store.train_all(runs)
         if why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,23 @@ def sentence(t: Training | None) -> str:
 
 def _time(hours: float) -> str:
     return f"{60 * hours:.0f} minutes" if hours < 1 else f"{hours:.1f} hours"
+
+
+class Counted:
+    """Says how many runs of a number are done, and the minutes until all are.
+
+    done: how many are there to begin with, which tell nothing of the time of one.
+    """
+
+    def __init__(self, of: int, done: int):
+        self._of, self._first, self._began = of, done, time.monotonic()
+
+    def __call__(self, done: int) -> str:
+        told = f"{done} of {self._of} runs"
+        if done <= self._first:
+            return told
+        each = (time.monotonic() - self._began) / 60 / (done - self._first)
+        return f"{told}, {(self._of - done) * each:.0f} minutes left"
 
 
 @contextmanager

@@ -81,3 +81,10 @@ def test_it_is_said_now_and_then_and_once_if_nothing_has_changed():
                 break
             time.sleep(0.001)
     assert said == ["a", "b"]
+
+
+def test_the_time_that_is_left_is_that_of_the_runs_that_were_done_here(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", iter([1000.0, 1000.0 + 60 * 12]).__next__)
+    counted = progress.Counted(9, 3)
+    assert counted(3) == "3 of 9 runs"
+    assert counted(5) == "5 of 9 runs, 24 minutes left"  # six minutes each
