@@ -50,9 +50,7 @@ def run() -> None:
     seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value)
 
     def config_of(fault: str, salt: int):
-        c = configs.load_file(_CONFIG.value, f"fault={fault}")
-        changes = dict(text.partition("=")[::2] for text in _SET.value)
-        c = configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()})
+        c = plan.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value)
         return configs.override(without_harness(settled(c)), {"rollout.salt": salt})
 
     path, failures, say = folder / "starts.csv", [], lambda text: print(text, flush=True)

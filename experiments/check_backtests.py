@@ -49,9 +49,7 @@ def run() -> None:
     salts, settings = plan.parse_seeds(_SALTS.value), " ".join([_CONFIG.value, *_SET.value])
     path = folder / "trained.csv"
     rows = calibration.read_rows(path, settings)
-    c = configs.load_file(_CONFIG.value)
-    changes = dict(text.partition("=")[::2] for text in _SET.value)
-    config = settled(configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()}))
+    config = settled(plan.with_values(configs.load_file(_CONFIG.value), _SET.value))
     start = without_harness(config)
     store = Store(folder / "store", start, launch.programs(start, folder / "store" / "compiled"), _JOBS.value)
 

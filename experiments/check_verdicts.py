@@ -52,9 +52,7 @@ def run() -> None:
     together = [tuple(seeds[i : i + of]) for i in range(0, len(seeds), of)]
     settings = " ".join([_CONFIG.value, *_SET.value])
     known = {case.key: case for case in baits.read_cases(folder / "cases.csv", settings)}
-    c = configs.load_file(_CONFIG.value)
-    changes = dict(text.partition("=")[::2] for text in _SET.value)
-    c = configs.override(c, {k: plan.parse_value(c, k, v) for k, v in changes.items()})
+    c = plan.with_values(configs.load_file(_CONFIG.value), _SET.value)
     for hole in holes:
         due = [s for s in together if any((hole, kind, s) not in known for kind in baits.KINDS)]
         if not due:

@@ -121,6 +121,12 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+def with_values(config: ConfigDict, texts: Iterable[str]) -> ConfigDict:
+    """The config with the values of texts KEY=VALUE. Raises ValueError as `parse_value`."""
+    changes = {key: value for key, _, value in (text.partition("=") for text in texts)}
+    return configs.override(config, {key: parse_value(config, key, value) for key, value in changes.items()})
+
+
 def parse_value(config: ConfigDict, key: str, text: str) -> Any:
     """Parses a value of the type of config.<key>. Raises ValueError for an unknown key or a bad value."""
     if key in ("seed", "strategy.name"):

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
-from scipy.stats import binomtest
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import diagnostics, evidence, registry, verdict
 from coevolve_jax.harness.audit import JUDGED, Audit
-from coevolve_jax.harness.calibration import markdown
+from coevolve_jax.harness.calibration import markdown, share
 from coevolve_jax.harness.records import Expectation
 from coevolve_jax.harness.registry import Diagnostic, Recorded
 from coevolve_jax.records.files import write_text
@@ -240,7 +239,7 @@ def table(cases: Sequence[Case]) -> str:
     for name in RULES:
         promoted = sum(not c.refused_by(name) for c in hacks)
         refused = sum(bool(c.refused_by(name)) for c in honest)
-        lines.append((name, _share(promoted, len(hacks)), _share(refused, len(honest))))
+        lines.append((name, share(promoted, len(hacks)), share(refused, len(honest))))
     each = [
         (
             *(c.hole, c.kind, f"`{c.move}`", _joined(c.seeds)),
@@ -290,10 +289,3 @@ def read_cases(path: Path, settings: str) -> list[Case]:
 
 def _joined(seeds: Sequence[int]) -> str:
     return " ".join(map(str, seeds))
-
-
-def _share(part: int, whole: int) -> str:
-    if not whole:
-        return "none"
-    found = binomtest(part, whole).proportion_ci()  # Clopper and Pearson's
-    return f"{part} of {whole} ({100 * found.low:.0f} to {100 * found.high:.0f}%)"

@@ -317,3 +317,11 @@ def markdown(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def share(part: int, whole: int) -> str:
+    """A part of a number in words, with the 95% interval of Clopper and Pearson; "none" of 0."""
+    if not whole:
+        return "none"
+    found = scipy.stats.binomtest(part, whole).proportion_ci()
+    return f"{part} of {whole} ({100 * found.low:.0f} to {100 * found.high:.0f}%)"

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
-from scipy.stats import binomtest, fisher_exact
+from scipy.stats import fisher_exact
 
 from coevolve_jax.harness import backtest, levers
 from coevolve_jax.harness.backtest import Check
-from coevolve_jax.harness.calibration import markdown
+from coevolve_jax.harness.calibration import markdown, share
 from coevolve_jax.harness.draws import Run
 from coevolve_jax.records.files import write_text
 
@@ -130,8 +130,8 @@ def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Train
         found.append(f"Refused moves are worse more often than those that passed: {told}.")
     if (refused := counts[True]).total():
         found.append(
-            f"Worse: {_share(refused['worse'], refused.total())} of the refused. Better, so refused at a "
-            f"loss: {_share(refused['better'], refused.total())}."
+            f"Worse: {share(refused['worse'], refused.total())} of the refused. Better, so refused at a "
+            f"loss: {share(refused['better'], refused.total())}."
         )
     each = sorted(trained, key=lambda t: (t.tried.by == "", t.tried.by, t.gain or -1.0))
     lines = [(f"`{t.tried.name}`", t.tried.by or "passed", _points(t.gain), t.kind) for t in each]
@@ -158,11 +158,6 @@ def _side(trained: Sequence[Trained], refused: bool) -> tuple:
     kinds, gains = Counter(t.kind for t in own), [t.gain for t in own if t.gain is not None]
     mean = float(np.mean(gains)) if gains else None
     return "refused" if refused else "passed", len(own), *(kinds[k] for k in KINDS), _points(mean)
-
-
-def _share(part: int, whole: int) -> str:
-    found = binomtest(part, whole).proportion_ci()  # Clopper and Pearson's
-    return f"{part} of {whole} ({100 * found.low:.0f} to {100 * found.high:.0f}%)"
 
 
 def _points(gain: float | None) -> str:
