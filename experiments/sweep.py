@@ -15,6 +15,8 @@ With --of=campaigns they are those of experiments/evolve_harness.py. Machine I r
 config.harness.seed I in WORKDIR/campaign_I. All share the runs in WORKDIR/store: what one of them makes, the
 others wait for and take.
 
+A TPU VM goes on when the connection ends, and writes what the program says to ~/sweep.log.
+
 Slurm signals a job five minutes before its time limit. Its runs then save, and it exits with status 75.
 Submit it again to resume. This was not tested on Slurm.
 """
@@ -72,9 +74,12 @@ def main(argv) -> None:
         print(SLURM.format(last=count - 1, hours=_HOURS.value, command=command))
     for i in range(0 if _ON.value == "slurm" else count):
         if _ON.value == "tpu":
-            there = shlex.quote(f"cd {_FOLDER.value} && PATH=~/venv-learner/bin:$PATH {part(str(i))}")
+            there = shlex.quote(
+                f"cd {_FOLDER.value} && {{ PATH=~/venv-learner/bin:$PATH nohup setsid {part(str(i))} "
+                ">> ~/sweep.log 2>&1 < /dev/null & }"
+            )
             place = f"--project={_PROJECT.value} --zone={_ZONE.value}"
-            print(f"gcloud compute tpus tpu-vm ssh {name_of(i)} {place} --command={there} &")
+            print(f"gcloud compute tpus tpu-vm ssh {name_of(i)} {place} --command={there}")
         else:
             print(part(str(i)))
     print(after)

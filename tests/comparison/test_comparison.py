@@ -2,12 +2,15 @@
 
 import csv
 import json
+import os
 import random
 import re
 import shlex
 import statistics
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -749,8 +752,33 @@ def sweep(quick):
     return sweep
 
 
+def on_a_vm(home: Path, command: str) -> list[str]:
+    """Runs a command as ssh does, and returns the words that the learner's Python was started with.
+
+    That Python lies where tpu_scripts install it: the VM's own has no JAX.
+    """
+    (home / "coevolve_jax").mkdir(parents=True)
+    program = home / "venv-learner" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    # It speaks after the connection has ended.
+    program.write_text("#!/bin/sh\nread go < go; for word; do echo \"$word\"; done; pwd; echo end >&2\n")
+    program.chmod(0o755)
+    os.mkfifo(home / "coevolve_jax" / "go")
+    environ = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    assert subprocess.run(["bash", "-c", command], env=environ, cwd=home, timeout=60).returncode == 0
+    (home / "coevolve_jax" / "go").write_text("\n")
+    log = home / "sweep.log"
+    for _ in range(1200):
+        if log.exists() and log.read_text().endswith("end\n"):
+            break
+        time.sleep(0.05)
+    *words, folder, _ = log.read_text().splitlines()
+    assert folder == str(home / "coevolve_jax")
+    return ["python", *words]
+
+
 @pytest.mark.parametrize("on", ["shell", "slurm", "tpu"])
-def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(on, sweep):
+def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(on, sweep, tmp_path):
     done = sweep(f"--on={on}", "--machines=3")
     assert done.returncode == 0, done.stderr
     text = done.stdout
@@ -760,15 +788,12 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
         assert all(job.startswith("exec python ") for job in jobs)  # signals reach python, not a shell
         jobs = [job.removeprefix("exec ") for job in jobs]
         text = "\n".join([*jobs, text.splitlines()[-1]])
-    lines = [shlex.split(line.removesuffix("&")) for line in text.splitlines() if not line.startswith("#")]
+    lines = [shlex.split(line) for line in text.splitlines() if not line.startswith("#")]
     if on == "tpu":
         assert [words[5] for words in lines[:3]] == ["coevolve-0", "coevolve-1", "coevolve-2"]
         assert all("--project=PROJECT" in words for words in lines[:3])
         there = [words[-1].removeprefix("--command=") for words in lines[:3]]
-        words = [shlex.split(command.partition(" && ")[2]) for command in there]
-        # Where tpu_scripts have installed it: the VM's own Python has no JAX.
-        assert all(own[0] == "PATH=~/venv-learner/bin:$PATH" for own in words)
-        lines[:3] = [own[1:] for own in words]
+        lines[:3] = [on_a_vm(tmp_path / f"{i}", command) for i, command in enumerate(there)]
     assert all(
         "--workdir=/shared/x y" in words and words[1] == "experiments/compare.py" for words in lines
     ), lines
