@@ -93,6 +93,19 @@ def family(config: ConfigDict) -> envs.Family:
     return envs.load(config.environment.name, config.environment.python)
 
 
+def check_tool_call_format(config: ConfigDict, tasks: Sequence[Task]) -> None:
+    """Raises ValueError if the policy is to write code, and no tool that the tasks offer takes code."""
+    if config.rollout.tool_call_format != "python":
+        return
+    worlds = family(config)
+    tools = [tool["function"] for task in tasks for tool in worlds.tools(task)]
+    if not any("code" in tool.get("parameters", {}).get("properties", ()) for tool in tools):
+        raise ValueError(
+            f"config.rollout.tool_call_format is 'python': environment {config.environment.name} offers no "
+            "execute(code); use json or llama3."
+        )
+
+
 def env_pool(config: ConfigDict) -> ProcessPool:
     """Makes the pool of environment workers. Reads the section environment."""
     c = config.environment

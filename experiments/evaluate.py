@@ -174,6 +174,7 @@ def run() -> None:
         raise ValueError(
             f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
         )
+    build.check_tool_call_format(config, tasks)
     plan.check_context(config, hf_io.load_config(folder))
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:

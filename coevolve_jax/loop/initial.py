@@ -41,16 +41,10 @@ def check_start(config: ConfigDict, scenarios: Sequence[Task], fresh: bool) -> N
     """
     c, testbed = config, config.get("testbed")
     build.strategy(build.training_luck(c))
-    code = c.rollout.tool_call_format == "python"
-    if testbed or code:
-        family = build.family(c)
-        tools = [tool["function"] for scenario in scenarios for tool in family.tools(scenario)]
-        if code and not any("code" in tool.get("parameters", {}).get("properties", ()) for tool in tools):
-            raise ValueError(
-                f"config.rollout.tool_call_format is 'python': environment {c.environment.name} offers no "
-                "execute(code); use json or llama3."
-            )
-        if testbed and (strange := sorted({*testbed.weak_tools} - {tool["name"] for tool in tools})):
+    build.check_tool_call_format(c, scenarios)
+    if testbed:
+        tools = [tool["function"] for scenario in scenarios for tool in build.family(c).tools(scenario)]
+        if strange := sorted({*testbed.weak_tools} - {tool["name"] for tool in tools}):
             raise ValueError(
                 f"config.testbed.weak_tools names {strange[0]!r}, which no scenario of split "
                 f"{c.environment.train_split!r} offers: leave it out, or mend its name."

@@ -2,6 +2,7 @@
 
     config.json          the run's config
     lock                 held by the process that writes here (flock)
+    forked.json          of a fork: the run and step that it goes on from
     held_out.jsonl       the held-out tasks
     tasks.jsonl          D_t with the lineage of every task
     evaluations.jsonl    success on the held-out sets, before, during and after training

@@ -25,6 +25,7 @@ ANSWERING = {
     f"explorer.{key}" for key in ("name", "model", "base_url")
 }  # a fork that changes one of these may ask another model
 MODEL = "explorer.json"
+D_0 = ("initial_file", "initial_tasks", "own_tasks")  # keys of config.data that say what D_0 is
 FORKED = "forked.json"  # of a fork: the run, step, config and strategy that it goes on from
 WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
 MADE = "made.json"  # in it: which tasks were refused, and what its explorer cost
@@ -161,7 +162,8 @@ def fork(
       the new run's config.
 
     Raises:
-      ValueError: the run, step or key does not exist, a key is of the warm start, or workdir is not empty.
+      ValueError: the run, step or key does not exist, a key is of the warm start or made D_0, or workdir is
+        not empty.
     """
     run, workdir = Path(run), Path(workdir).absolute()
     if workdir.exists() and any(workdir.iterdir()):
@@ -185,6 +187,11 @@ def fork(
         )
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
+    if changed := [key for key in D_0 if config.data[key] != theirs.data[key]]:
+        raise ValueError(
+            f"config.data.{changed[0]} cannot differ in a fork, whose first tasks are those of {run}: begin a new "
+            "run to change it."
+        )
     # With the same strategy the run's past evolutions count for the fork; with another, only those to come
     # do.
     configs.check_evolution(config, 0 if config.strategy.name == theirs.strategy.name else step)

@@ -38,6 +38,7 @@ def test_a_model_that_is_not_finite_is_told_in_one_sentence(program, more, quick
 def test_what_cannot_be_scored_is_refused_in_one_sentence(quick):
     for arguments, why in (
         (("--max_length=8193",), "max_length is 8193, and models/tiny_qwen3 reads 8192 tokens"),
+        (("--tool_call_format=python",), "is 'python': environment bfcl offers no execute(code)"),
         (("--split=train", "--few_shot=1"), "--split=train has no tasks of --category=live_parallel"),
     ):
         refused(start("evaluate", quick, "--model=models/tiny_qwen3", *SMALL, *arguments), why)

@@ -177,6 +177,8 @@ def test_a_file_that_cannot_be_begun_with_is_one_sentence(whole, tmp_path, text,
         (2, {"no.such.key": 1}, "no key 'no.such.key'"),
         (2, {"steps": "many"}, "config.steps cannot be 'many'"),
         (2, {"rollout.group_size": 1}, "config.rollout.group_size is 1"),
+        (2, {"warm_start.steps": 5}, "config.warm_start.steps cannot differ in a fork, which begins after"),
+        (2, {"data.own_tasks": True}, "config.data.own_tasks cannot differ in a fork, whose first tasks"),
     ],
 )
 def test_a_fork_that_cannot_be_is_one_sentence_and_writes_nothing(whole, tmp_path, step, overrides, why):
