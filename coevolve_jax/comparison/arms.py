@@ -24,6 +24,11 @@ def _own(name: str, why: str, **own: Any) -> Arm:
     return Arm({"strategy.name": name, **{f"strategy.{k}": v for k, v in own.items()}}, why)
 
 
+def _centred(name: str, why: str, **own: Any) -> Arm:
+    """The same, with advantages that no standard deviation divides: the source's are only centred."""
+    return Arm({**_own(name, why, **own).changes, "learner.advantage": "group_mean"}, why)
+
+
 def _coevolve(why: str, **own: Any) -> Arm:
     return _own("coevolve", why, **own)
 
@@ -125,24 +130,24 @@ ARMS: dict[str, Arm] = {
     "socratic": _own("socratic", "skills of what failed rollouts miss, drafts chosen by influence"),
     "socratic_noinfluence": _own("socratic", "the same skills, drafts as they come", influence=False),
     "soar": _own("soar", "a teacher paid by what a copy of the policy gains on hard tasks"),
-    "step_credit": _own("step_credit", "random, and an advantage for each message among its alternatives"),
-    "step_credit_state": _own("step_credit", "the same, with alternatives after equal calls", anchor="state"),
-    "slea_rl": _own("slea_rl", "random, step credit, and lessons of the library read before each message"),
-    "slea_rl_library": _own("slea_rl", "the same lessons without the credit", step_credit=False),
+    "step_credit": _centred("step_credit", "random, an advantage for each message among its alternatives"),
+    "step_credit_state": _centred(
+        "step_credit", "the same, with alternatives after equal calls", anchor="state"
+    ),
+    "slea_rl": _centred(
+        "slea_rl", "random, step credit, and lessons of the library read before each message"
+    ),
+    "slea_rl_library": _centred("slea_rl", "the same lessons without the credit", step_credit=False),
     "evolver": _own("evolver", "random, and principles from failures read before each task, by their score"),
     "evolver_unscored": _own("evolver", "the same, and no principle is pruned", prune_below=0.0),
     "evolving_rl": _own(
         "evolving_rl", "random, and an extractor of hints paid by what they do on other tasks"
     ),
     "evolving_rl_own": _own("evolving_rl", "the same, paid by what they do on their own task", crossed=False),
-    "sage": Arm(
-        {"strategy.name": "sage", "learner.advantage": "group_mean"},
-        "random, and skills cut from a task are paid if they help to solve the next (SAGE)",
+    "sage": _centred(
+        "sage", "random, and skills cut from a task are paid if they help to solve the next (SAGE)"
     ),
-    "sage_unpaid": Arm(
-        {"strategy.name": "sage", "learner.advantage": "group_mean", "strategy.bonus": 0.0},
-        "the same skills, for which nothing is paid",
-    ),
+    "sage_unpaid": _centred("sage", "the same skills, for which nothing is paid", bonus=0.0),
     "ttcs": _own("ttcs", "held-out queries without answers, and variants of them, by majority (TTCS)"),
     "ttrl": _own("ttcs", "the same queries alone (TTRL)", variants=False),
     "random_prioritised": Arm(

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coevolve_jax.envs.worker_process import Lost, WorkerProcess
+from coevolve_jax.envs.worker_process import Gone, Lost, WorkerProcess
 from coevolve_jax.types import Task
 
 ASK_SECONDS = 600.0  # of processor time: a family may read a large data set before it lists its scenarios
@@ -54,17 +54,28 @@ class Remote:
             if self._process is None:
                 self._process = WorkerProcess(self.name, self.python, ASK_SECONDS, memory_gib=0, worlds=False)
                 weakref.finalize(self, self._process.kill)
+            reply = self._reply(self._process, question)
+        if reply[0] == "refused":
+            raise ValueError(reply[1])
+        return reply[1]
+
+    def _reply(self, process: WorkerProcess, question: tuple) -> list:
+        while True:
             try:
-                self._process.wait_until_ready()
-                (reply,) = self._process.request(next(self._ids), [json.dumps(["ask", *question])])
+                process.wait_until_ready()
+                (reply,) = process.request(next(self._ids), [json.dumps(["ask", *question])])
+                return reply
+            except Gone:  # it had ended before it was asked
+                process.restart()
             except (Lost, RuntimeError) as error:
-                self._process.restart()
+                process.restart()
                 why = str(error).partition(" in [")[0][:300]
                 raise ValueError(
                     f"The environment {self.name!r} could not be asked for its {question[0]} "
                     f"under {self.python or sys.executable}: {why}; its own message stands above, if it left "
                     "one."
                 ) from None
-        if reply[0] == "refused":
-            raise ValueError(reply[1])
-        return reply[1]
+            except BaseException:  # Ctrl-C: a pending answer must not be read as that of the next question
+                process.kill()
+                self._process = None
+                raise

@@ -1,8 +1,8 @@
 """An optimiser's step with its state in host memory: one layer's state on the device at a time.
 
 Moved as a whole, the state of all layers would be on the device together, and nothing would be saved. So a
-loop moves one layer at a time.The compilers for TPUs and NVIDIA GPUs copy slices from and to host memory only
-in the body of a loop.
+loop moves one layer at a time. The compilers for TPUs and NVIDIA GPUs copy slices from and to host memory
+only in the body of a loop.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -108,8 +109,9 @@ class Evolver:
             self._pending = None
         if not self._pending:
             # Save the state before the strategy evolves, since that empties its evidence. Saving takes up to
-            # a second, so skip it at steps without evolution.
-            state = None if self._idle(step) else self._strategy.to_json()
+            # a second, so skip it at steps without evolution. Copy it: a strategy may hand out parts that it
+            # goes on to change.
+            state = None if self._idle(step) else copy.deepcopy(self._strategy.to_json())
             self._pending = start(step, self._strategy, self._lab.fork(), state)
         return stats
 
@@ -121,7 +123,7 @@ class Evolver:
         # A scripted explorer is quick and not interrupted, so nothing needs undoing: D_t grows in place.
         if not self._slow or (self._idle(step) and not self._owed):
             return self._evolved(step, self._lab)
-        self._before = self._strategy.to_json()
+        self._before = copy.deepcopy(self._strategy.to_json())
         # Work on a fork: if the evolution is given up, its tasks and costs are dropped with the fork.
         lab = self._lab.fork(roller=self._lab.roller)
         with self._may_be_given_up():

@@ -52,7 +52,7 @@ from coevolve_jax.loop.lab import explorer_costs
 from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
 from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.records import health
+from coevolve_jax.records import checkpoint, health
 from coevolve_jax.records.checkpoint import DIGEST
 from coevolve_jax.records.files import read_lines, write_lines, write_text
 from coevolve_jax.records.llm_calls import Packer
@@ -106,7 +106,7 @@ class RunState:
 
     @property
     def rollouts(self) -> int:
-        """Training rollouts so far, of every role (loop/collect.py)."""
+        """Training rollouts so far, of every role (loop/collect.py); not those of an explorer's wording."""
         return sum(n for key, n in self.ledger.items() if key.startswith(ROLLOUTS))
 
     def to_json(self) -> dict:
@@ -158,8 +158,10 @@ def restore(config: ConfigDict, learner: Any, workdir: Path) -> tuple[int, Any, 
         )
     path = workdir / METRICS
     done = path.read_bytes().count(b"\n") if path.exists() else 0
-    # The folder of the first checkpoint is made before the step after it is logged.
-    if not found and (done > config.checkpoint.every or (workdir / "summary.json").exists()):
+    # The folder of the first checkpoint is made before the step after it is logged. If the process ended
+    # while that was being written, nothing was ever saved.
+    lost = done > config.checkpoint.every and not checkpoint.begun(folder)
+    if not found and (lost or (workdir / "summary.json").exists()):
         raise ValueError(
             f"config.checkpoint.folder is {str(folder)!r} and holds no checkpoint of this run, which has "
             f"done {done} steps: name the folder it had, or choose another --workdir to begin again."

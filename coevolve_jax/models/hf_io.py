@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from coevolve_jax import shipped
@@ -433,10 +433,15 @@ def save_tensors(tensors: dict[str, np.ndarray], file: Path) -> None:
     """Writes a new file of safetensors, readable by whom the umask lets read.
 
     save_file alone would make it private to its owner.
+
+    Raises OSError where it cannot be written.
     """
     file.touch()
     mode = file.stat().st_mode & 0o777
-    save_file(tensors, file, metadata={"format": "pt"})
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file} cannot be written: {error}") from error
     file.chmod(mode)
 
 

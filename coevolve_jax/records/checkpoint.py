@@ -179,6 +179,11 @@ def steps(directory: epath.PathLike) -> list[int]:
     return [step for step, _ in _committed(epath.Path(directory))]
 
 
+def begun(directory: epath.PathLike) -> bool:
+    """Whether a save was begun there, finished or not."""
+    return bool(_folders(epath.Path(directory)))
+
+
 def absolute(path: epath.PathLike) -> epath.Path:
     """Makes a path absolute; leaves the name of an object store (gs://...) as it is."""
     path = epath.Path(path)

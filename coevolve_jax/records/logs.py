@@ -39,6 +39,8 @@ class MetricsWriter:
         self._begun = set(sizes)
         for name in sizes:
             (self._dir / name).touch()
+        for name in {LLM_CALLS, COSTS} - sizes.keys():  # written after the checkpoint, here or before a fork
+            (self._dir / name).unlink(missing_ok=True)
 
     def write_step(self, row: Mapping[str, Any]) -> None:
         """Logs one GRPO step. Raises ValueError if row["step"] is not after the last one."""

@@ -189,8 +189,8 @@ def fork(
     configs.check(config)
     if changed := [key for key in D_0 if config.data[key] != theirs.data[key]]:
         raise ValueError(
-            f"config.data.{changed[0]} cannot differ in a fork, whose first tasks are those of {run}: begin a new "
-            "run to change it."
+            f"config.data.{changed[0]} cannot differ in a fork, whose first tasks are those of {run}: begin "
+            "a new run to change it."
         )
     # With the same strategy the run's past evolutions count for the fork; with another, only those to come
     # do.

@@ -42,13 +42,13 @@ DEFAULTS = {
 class Seif(Static):
     """`Static` with other rewards and another `evolve` (strategies/base.py documents the methods).
 
-    Its state, besides that of `Static`: the instructor's logits and the number of its rounds.
+    Its state, besides that of `Static`: the instructor's logits.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"drafts": 1, "probe": 1, "learning_rate": 0, "kl_coef": 0})
         super().__init__(config, state, rewards=met)
-        self._knobs, self._round = (dict(state["knobs"]), state["round"]) if state else ({}, 0)
+        self._knobs = dict(state["knobs"]) if state else {}
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         found = super().observe(step, groups)
@@ -67,14 +67,14 @@ class Seif(Static):
         groups = {g.task.id: g for g in lab.probe([t for t in drafts if t], own.probe, step)}
         rewards = [missed(groups[t.id] if t else None) for t in drafts]
         policy.update(drawn, standardised(rewards), own.learning_rate, own.kl_coef)
-        self._knobs, self._round = policy.to_json(), self._round + 1
+        self._knobs = policy.to_json()
         solved = {id: p for id, g in groups.items() if (p := solve_rate(g)) is not None}
         valid = [t for t in drafts if t and t.id in solved]
         adopted = adopt_first(lab, valid, wanted, kind="signal", solved=solved)
         return made.adopting(adopted, lab.tasks)
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "knobs": self._knobs, "round": self._round}
+        return {**super().to_json(), "knobs": self._knobs}
 
 
 make = Seif

@@ -11,7 +11,8 @@ leaves. A strategy scores its message's discounted return, a warning the mean re
 Reading: after a warm-up, each message but a task's first is preceded by a line with two strategies and one
 warning of its situation, from the narrowest zone that has any.
 
-Read against the authors' code. Faithful: the credit, zones, scores, novelty, retrieval before each step.
+Read against the authors' code. Faithful: the credit, zones, scores, novelty, retrieval before each step. The
+code divides no advantage by a standard deviation: set learner.advantage to group_mean, as the arm does.
 Missing: anchors that are only alike are not joined. Lessons name actions and have no text of a model's. The
 growth of D_t is that of `random`.
 """

@@ -73,7 +73,7 @@ class Socratic(Static):
         for parts, task, calls in lessons:
             new = {"parts": list(parts), "count": 0.0, "weight": 1.0, "examples": []}
             own = self._skills.setdefault("|".join(parts), new)
-            own["count"], own["step"] = own["count"] + 1, step
+            own["count"] += 1
             example = [task.id, [call.to_json() for call in calls]]
             own["examples"] = [*(e for e in own["examples"] if e != example), example][-EXAMPLES:]
         self._skills = {

@@ -6,7 +6,8 @@ An anchor is what the policy read last before the message: the user's query or t
 messages of a task's rollouts with equal anchors are compared. A return is the rollout's reward, discounted by
 the number of messages that follow.
 
-Read against the authors' code. Faithful: anchors, discount, centring without a standard deviation. Missing:
+Read against the authors' code. Faithful: anchors, discount, centring without a standard deviation. The code
+centres the A of the rollout in the same way: set learner.advantage to group_mean, as the arm does. Missing:
 anchors that are only alike are not joined, and the paper's library of lessons is left out. No hint is given.
 """
 

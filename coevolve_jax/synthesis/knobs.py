@@ -22,7 +22,7 @@ MOST = 16  # values of such a key, beyond which it is none
 class KnobPolicy:
     """Independent softmax distributions, one per factor.
 
-    factors: name -> values (JSON). state: of `to_json`.
+    factors: name -> values (JSON). state: of `to_json`; a value that it does not have begins with logit 0.
 
     Raises ValueError for a factor without values.
     """
@@ -31,9 +31,9 @@ class KnobPolicy:
         if empty := [name for name, values in factors.items() if not values]:
             raise ValueError(f"Factor {empty[0]!r} of the proposer has no values: give it at least one.")
         self.factors = {name: tuple(values) for name, values in factors.items()}
-        old = state or {}
+        old = {name: {canonical(v): logit for v, logit in of} for name, of in (state or {}).items()}
         self._logits = {
-            name: np.array(old.get(name) or np.zeros(len(values)), np.float64)
+            name: np.array([old.get(name, {}).get(canonical(v), 0.0) for v in values], np.float64)
             for name, values in self.factors.items()
         }
 
@@ -71,8 +71,8 @@ class KnobPolicy:
             self._logits[factor] += learning_rate * (gain - kl_coef * pull)
 
     def to_json(self) -> dict:
-        """Returns the logits by factor."""
-        return {factor: logits.tolist() for factor, logits in self._logits.items()}
+        """Returns the logit of each value: factor -> [[value, logit], ...]."""
+        return {f: [[v, x] for v, x in zip(vs, self._logits[f].tolist())] for f, vs in self.factors.items()}
 
 
 def standardised(rewards: Sequence[float]) -> np.ndarray:

@@ -70,7 +70,8 @@ def admitted(
 ) -> list[Verdict]:
     """Updates the verdicts by `admit`, which sees the valid tasks: it may refuse them, or set `solved`.
 
-    unless: tasks that are refused later anyway. `admit` does not see them, so no rollout is spent on them.
+    unless: tasks that `admit` does not see, so no rollout is spent on them: the pipeline names those that
+      leak control refuses. Duplicates, and tasks beyond the number wanted, do cost rollouts.
     """
     after = list(verdicts)
     valid = [(n, v.task) for n, v in enumerate(verdicts) if v.task is not None and not unless(v.task)]

@@ -761,7 +761,7 @@ def on_a_vm(home: Path, command: str) -> list[str]:
     program = home / "venv-learner" / "bin" / "python"
     program.parent.mkdir(parents=True)
     # It speaks after the connection has ended.
-    program.write_text("#!/bin/sh\nread go < go; for word; do echo \"$word\"; done; pwd; echo end >&2\n")
+    program.write_text('#!/bin/sh\nread go < go; for word; do echo "$word"; done; pwd; echo end >&2\n')
     program.chmod(0o755)
     os.mkfifo(home / "coevolve_jax" / "go")
     environ = {"HOME": str(home), "PATH": os.environ["PATH"]}

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -14,6 +15,7 @@ import pytest
 from coevolve_jax import build, envs
 from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
+from coevolve_jax.envs.remote import Remote
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import versions
 from coevolve_jax.rollout.agent import Agent
@@ -161,6 +163,24 @@ def test_what_fails_under_the_other_interpreter_is_said(doors):
         envs.load("bfcl", doors).scenarios("train", {})  # this interpreter has no bfcl_eval
     with pytest.raises(RuntimeError, match="A worker of the environment 'bfcl' did not start"):
         ProcessPool("bfcl", workers=1, python=doors)
+
+
+def test_a_helper_that_was_killed_or_interrupted_answers_the_next_question(doors, monkeypatch):
+    remote = Remote(DOORS, doors)
+    ((_, version),) = remote.ask("versions").items()
+    process = remote._process
+    os.kill(process.pid, signal.SIGKILL)  # at rest, as where memory is short
+    process.process.wait()
+    assert remote.ask("versions") == {"doorworld": version} and remote._process is process
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_read_line", interrupt)  # the question is on its way
+    with pytest.raises(KeyboardInterrupt):
+        remote.ask("tools", envs.load(DOORS, doors).scenarios("train", {})[0].to_json())
+    assert process.process.poll() is not None
+    assert remote.ask("versions") == {"doorworld": version}
 
 
 # --- A family without references, of free text, in its own environment ----------------------------

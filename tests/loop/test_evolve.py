@@ -89,6 +89,14 @@ def test_the_state_is_written_down_where_the_strategy_may_evolve_and_nowhere_els
     )
 
 
+@pytest.mark.parametrize("name", ["coevolve", "webrl"])
+def test_an_evolution_under_way_stays_as_it_began_while_the_strategy_learns_on(name):
+    """WebRL's critic, which its evolution reads, learns from every later step."""
+    run = Running(override(load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}"), SMALL))
+    began, later = (run.until(end).save()["strategy"] for end in (5, 7))
+    assert began["pending"] == later["pending"] and began["state"] != later["state"]
+
+
 def test_a_strategy_that_evolves_when_it_said_it_would_not_is_told(monkeypatch):
     run = Running(override(TINY, SMALL)).until(2)
     monkeypatch.setattr(run.strategy, "evolve", lambda step, lab: lab.reflect([]))

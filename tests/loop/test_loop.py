@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import tempfile
 import threading
 from collections import defaultdict
@@ -136,6 +137,8 @@ class Gated:
 def save(tell, directory, step, arrays, state, *, keep):
     tell("saved", step)
     folder = Path(directory) / checkpoint.name(step)
+    if not (folder / "manifest.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # a save that was cut short
     folder.mkdir(parents=True)
     (folder / "manifest.json").touch()
     (folder / "state.json").write_text(json.dumps({"weights": int(arrays), "state": state}))

@@ -345,6 +345,11 @@ def test_a_run_whose_checkpoints_are_not_there_does_not_begin_again(tmp_path):
     (tmp_path / "killed").mkdir()  # before the first checkpoint: it has lost nothing that was saved
     assert go(tmp_path / "killed", 2, **every) == {}
     shutil.rmtree(tmp_path / "killed" / "checkpoints")
+    assert go(tmp_path / "killed", 3, **every) == {}
+    first, last = sorted((tmp_path / "killed" / "checkpoints").iterdir())
+    (first / "manifest.json").unlink()  # while the first checkpoint was being written, beside the next step
+    shutil.rmtree(last)
+    assert len((tmp_path / "killed" / "metrics.jsonl").read_bytes().splitlines()) == 3
     assert go(tmp_path / "killed", None, **every)["steps"] == 6
 
 

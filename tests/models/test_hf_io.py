@@ -4,6 +4,7 @@ import dataclasses
 import filecmp
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -457,3 +458,14 @@ def test_tokenizer_and_vocabulary_must_match(tiny_config):
     hf_io.check_tokenizer(tiny_config, Vocabulary(87))
     with pytest.raises(ValueError, match="token id 88, but the model's vocab_size is 88"):
         hf_io.check_tokenizer(tiny_config, Vocabulary(88))
+
+
+def test_tensors_that_cannot_be_written_are_an_error_of_the_system(tmp_path):
+    """A full disk raises safetensors' own error, which nobody who waits for OSError would see."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="big.safetensors cannot be written: .*File too large"):
+            hf_io.save_tensors({"a": np.zeros(8192, np.float32)}, tmp_path / "big.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -113,6 +113,18 @@ def test_a_start_without_checkpoint_forgets_an_earlier_attempt(tmp_path):
     assert len(read(tmp_path / "metrics.jsonl")) == len(read(tmp_path / "signals.jsonl")) == 1
 
 
+def test_what_a_model_was_asked_after_the_checkpoint_is_not_this_runs(tmp_path):
+    """A fork from a checkpoint before the first question has copies of the files of the run that it left."""
+    told = {name: [{"step": 9, "money": 1.0}] for name in (logs.COSTS, logs.LLM_CALLS)}
+    for listed in ((), (logs.COSTS, logs.LLM_CALLS)):
+        writer = logs.MetricsWriter(tmp_path)
+        for name, rows in told.items():
+            writer.append(name, rows)
+        sizes = {k: v for k, v in writer.sizes().items() if k not in told or k in listed}
+        logs.MetricsWriter(tmp_path, sizes)
+        assert [(tmp_path / name).exists() for name in told] == [bool(listed)] * 2
+
+
 def test_a_log_shorter_than_recorded_is_named_and_nothing_is_cut(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     (tmp_path / "signals.jsonl").write_text("{}\n")

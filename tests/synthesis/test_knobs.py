@@ -1,5 +1,6 @@
 """The proposer over settings: its gradient against differences, its pull to the uniform, and learning."""
 
+import json
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -18,7 +19,7 @@ FACTORS = {"calls": (2, 3, 4), "key": ("a", "b")}
 def test_an_update_is_the_gradient_of_reward_and_divergence(logits, kl, seed):
     rng = np.random.default_rng(seed)
     drawn, advantages = KnobPolicy(FACTORS).sample(5, rng), rng.normal(size=5)
-    start = {"calls": logits, "key": [0.0, 0.3]}
+    start = {"calls": list(zip(FACTORS["calls"], logits)), "key": [["a", 0.0], ["b", 0.3]]}
     policy = KnobPolicy(FACTORS, start)
     policy.update(drawn, advantages, learning_rate=0.5, kl_coef=kl)
 
@@ -30,13 +31,26 @@ def test_an_update_is_the_gradient_of_reward_and_divergence(logits, kl, seed):
 
     theta, eps = np.array(logits), 1e-5
     gradient = [(objective(theta + eps * e) - objective(theta - eps * e)) / (2 * eps) for e in np.eye(3)]
-    np.testing.assert_allclose(policy.to_json()["calls"], theta + 0.5 * np.array(gradient), atol=1e-6)
+    found = [logit for _, logit in policy.to_json()["calls"]]
+    np.testing.assert_allclose(found, theta + 0.5 * np.array(gradient), atol=1e-6)
 
 
 def test_a_setting_whose_share_is_0_stays_a_number():
-    policy = KnobPolicy({"a": (1, 2)}, {"a": [2000.0, -2000.0]})
+    policy = KnobPolicy({"a": (1, 2)}, {"a": [[1, 2000.0], [2, -2000.0]]})
     policy.update([{"a": 1}], [1.0], 1.0, kl_coef=0.1)
     assert policy.shares("a").tolist() == [1.0, 0.0] and np.isfinite(policy.to_json()["a"]).all()
+
+
+def test_what_was_learned_belongs_to_the_values_also_after_others_join_or_leave():
+    """A fork may have another data.max_calls, or other toolsets."""
+    told = {"calls": [[2, 0.5], [3, -1.0], [4, 2.0]], "toolsets": [[["A", "B"], 1.0], [["C"], 0.25]]}
+    state = json.loads(json.dumps(told))
+    policy = KnobPolicy({"calls": (3, 4, 5), "toolsets": (["C"], ["D"], ["A", "B"]), "turns": (1, 2)}, state)
+    assert policy.to_json() == {
+        "calls": [[3, -1.0], [4, 2.0], [5, 0.0]],
+        "toolsets": [[["C"], 0.25], [["D"], 0.0], [["A", "B"], 1.0]],
+        "turns": [[1, 0.0], [2, 0.0]],
+    }
 
 
 def test_it_learns_what_pays_and_goes_on_from_its_state():
@@ -52,7 +66,7 @@ def test_equal_rewards_and_no_drafts_change_nothing():
     policy = KnobPolicy(FACTORS)
     policy.update(policy.sample(4, np.random.default_rng(0)), standardised([0.3] * 4))
     policy.update([], [])
-    assert policy.to_json() == {"calls": [0.0] * 3, "key": [0.0] * 2}
+    assert policy.to_json() == KnobPolicy(FACTORS).to_json()
     assert standardised([1.0, 3.0]).tolist() == [-1.0, 1.0]
     with pytest.raises(ValueError, match="Factor 'key' of the proposer has no values"):
         KnobPolicy({"key": ()})
