@@ -53,7 +53,7 @@ class Turn:
 
     @classmethod
     def from_json(cls, data: Mapping) -> Turn:
-        return cls(data["query"], tuple(Call.from_json(c) for c in data["calls"]))
+        return cls(data["query"], tuple(Call.from_json(c) for c in data.get("calls", ())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +161,14 @@ class Task:
 
     @classmethod
     def from_json(cls, data: Mapping) -> Task:
+        """Reads what `to_json` gives, or a task of a person's: id, environment, scenario and turns."""
         return cls(
             id=data["id"],
             environment=data["environment"],
-            description=data["description"],
+            description=data.get("description", ""),
             scenario=data["scenario"],
             turns=tuple(Turn.from_json(t) for t in data["turns"]),
-            lineage=Lineage.from_json(data["lineage"]),
+            lineage=Lineage.from_json(data.get("lineage", {"kind": "benchmark"})),
             system=data.get("system", ""),
             examples=tuple(Turn.from_json(t) for t in data.get("examples", ())),
             patterns=tuple(data.get("patterns", ())),

@@ -358,7 +358,7 @@ HARNESS = dict(
     versions=Key(6, least=1),  # to train, besides the start
     seeds=wholes(0, 1),  # of the runs of each version
     seed=Key(0, least=0),  # of what the proposer draws
-    # Who proposes: scripted, placebo, score, search, or the dotted path of a module.
+    # Who proposes: scripted, llm, placebo, score, search, or the dotted path of a module.
     proposer="scripted",
     levers=texts(),  # the open ones (harness/levers.py); none: all
     bounds=texts(),  # KEY=LOW:HIGH of a lever, in place of its own

@@ -233,18 +233,18 @@ class TaskPool:
 
         Raises:
           OSError: the file cannot be read.
-          ValueError: a line is no task with its record, or repeats an id.
+          ValueError: a line is no task, or repeats an id. A task without a record begins with an empty one.
         """
         pool = cls(max_size, key)
         with open(path, encoding="utf-8") as f:
             for number, line in enumerate(f, 1):
                 try:
                     data = json.loads(line)
-                    task, record = Task.from_json(data), Record(**data["record"])
+                    task, record = Task.from_json(data), Record(**data.get("record", {"born": 0}))
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
-                        f"Line {number} of {os.fspath(path)} is no task with its record "
-                        f"({type(error).__name__}: {error}); give a tasks.jsonl as a run writes it."
+                        f"Line {number} of {os.fspath(path)} is no task ({type(error).__name__}: {error}): "
+                        "give it id, environment, scenario and turns, as a run's tasks.jsonl has them."
                     ) from None
                 if pool._has(task.id):
                     raise ValueError(

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from coevolve_jax.records import rollouts
 from coevolve_jax.records.workdir import busy, claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.train import train
 from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
@@ -25,6 +27,7 @@ from tests.strategies.test_strategies import rows
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
+GUIDE = ROOT / "docs" / "guides" / "train_your_model.md"
 
 
 def settings(strategy, **changes):
@@ -117,6 +120,26 @@ def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(who
         stats = tasks_from_file(config, config.data.initial_file, made_by, first)
     assert (len(first), stats.added, stats.refused) == (len(made) - 1, len(made) - 1, {"too_long": 1})
     assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
+
+
+def test_tasks_that_a_person_wrote_need_no_more_than_what_they_ask(whole, tmp_path):
+    made, path = list(TaskPool.read(whole / "tasks.jsonl")), tmp_path / "mine.jsonl"
+    needed = lambda row: {key: row[key] for key in ("id", "environment", "scenario", "turns")}
+    path.write_text("".join(json.dumps(needed(row)) + "\n" for row in rows(whole, "tasks.jsonl")))
+    own = list(TaskPool.read(path))
+    assert [t.turns for t in own] == [t.turns for t in made] and {t.lineage.kind for t in own} == {
+        "benchmark"
+    }
+    config = settings("static", **{"data.initial_file": str(path)})
+    with build.env_pool(config) as pool:
+        made_by = Synthesizer(build.explorer(config), build.family(config).tools, pool, config, None)
+        first = TaskPool(key=build.family(config).task_key)
+        stats = tasks_from_file(config, config.data.initial_file, made_by, first)
+        assert stats.added == len(made) and {t.lineage.kind for t in first} == {"initial"}
+        (row,) = re.findall(r'^ +({"id": "mine-0".*)$', GUIDE.read_text(), re.MULTILINE)
+        path.write_text(row)
+        ((_, outcome),) = execute(pool, list(TaskPool.read(path)))
+    assert outcome.success
 
 
 class Losing:

@@ -337,7 +337,7 @@ def test_a_pool_is_read_as_it_was_written(tmp_path):
         (lambda line: [line, line], "Line 2 of .* has the id t0"),
         (lambda line: [line, line[:-9]], "Line 2 of .* is no task"),
         (lambda line: ["[]"], r"Line 1 of .* is no task .*\(TypeError"),
-        (lambda line: [line.replace('"record"', '"note"')], r"is no task .*\(KeyError: 'record'\)"),
+        (lambda line: [line.replace('"scenario"', '"note"')], r"is no task .*\(KeyError: 'scenario'\)"),
         (lambda line: [line.replace('"trained"', '"visits"')], r"is no task .*\(TypeError"),
     ],
 )

@@ -225,8 +225,8 @@ def make(config: ConfigDict) -> Model:
     """Raises ValueError where config.harness_model cannot be asked (llm/client.py)."""
     if "harness_model" not in config:
         raise ValueError(
-            "config.harness.proposer is 'llm', and the config has no section harness_model: make one by "
-            "coevolve_jax.config.harness_model()."
+            "config.harness.proposer is 'llm', and the config has no section harness_model: use "
+            "configs/bfcl_harness.py:proposer=llm, or make one by coevolve_jax.config.harness_model()."
         )
     client = Server(config.harness_model, section="harness_model")
     client.found()
