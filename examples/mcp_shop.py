@@ -72,7 +72,7 @@ def values(rng: random.Random) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("Error: name the folder to make, such as runs/mcp_shop.")
     for number, split in enumerate(SHOPS):
         for shop in range(SHOPS[split]):
