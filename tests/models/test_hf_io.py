@@ -463,9 +463,9 @@ def test_tokenizer_and_vocabulary_must_match(tiny_config):
 def test_tensors_that_cannot_be_written_are_an_error_of_the_system(tmp_path):
     """A full disk raises safetensors' own error, which nobody who waits for OSError would see."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(OSError, match="big.safetensors cannot be written: .*File too large"):
-            hf_io.save_tensors({"a": np.zeros(8192, np.float32)}, tmp_path / "big.safetensors")
+            hf_io.save_tensors({"a": np.zeros(100_000, np.float32)}, tmp_path / "big.safetensors")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import os
+import resource
 import signal
 import threading
 import time
@@ -132,6 +133,19 @@ def test_an_engine_that_is_closed_gives_up_a_push(held, policy):
     engine.update_weights(policy.params, 1)
     engine.close()
     assert engine._switching.cancelled()
+
+
+def test_a_full_disk_is_told_at_the_next_message_so_that_the_step_is_saved_before(make, sglang_server, policy):
+    engine = make(Member(sglang_server.url))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        engine.update_weights(moved(policy.params), 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    told = "weights of version 1 cannot be written .*too large.*: give config.engine.push_folder a folder"
+    with pytest.raises(EngineError, match=told):
+        generate(engine, [ask(0, PROMPT, new=4)])
 
 
 @pytest.fixture
