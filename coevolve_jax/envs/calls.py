@@ -15,7 +15,7 @@ NOT_PLAIN = "The arguments are no acceptable JSON object: "
 
 
 class Signature(Protocol):
-    """The names of a tool's parameters and of its required ones."""
+    """The names of a tool's parameters and of its required ones. more: whether it takes any others too."""
 
     @property
     def parameters(self) -> Collection[str]: ...
@@ -23,21 +23,27 @@ class Signature(Protocol):
     @property
     def required(self) -> Collection[str]: ...
 
+    @property
+    def more(self) -> bool: ...
+
 
 @dataclasses.dataclass(frozen=True)
 class _Documented:
     parameters: Collection[str]
     required: Collection[str]
+    more: bool
 
 
 def signatures(docs: Sequence[Mapping]) -> dict[str, Signature]:
     """Signatures by tool name, from the function schemas that a family's `tools` returns."""
-    functions = [doc["function"] for doc in docs]
+    found = {doc["function"]["name"]: doc["function"]["parameters"] for doc in docs}
     return {
-        f["name"]: _Documented(
-            tuple(f["parameters"].get("properties", ())), tuple(f["parameters"].get("required", ()))
+        name: _Documented(
+            tuple(p.get("properties", ())),
+            tuple(p.get("required", ())),
+            p.get("additionalProperties", False) is not False,
         )
-        for f in functions
+        for name, p in found.items()
     }
 
 
@@ -49,7 +55,7 @@ def bind(call: Call, allowed: Mapping[str, Signature]) -> dict:
         raise ValueError(f"There is no tool named {short(name)}.")
     arguments = plain(call.arguments)
     for parameter in arguments:
-        if parameter not in tool.parameters:
+        if parameter not in tool.parameters and not tool.more:
             raise ValueError(f"{name} has no parameter {short(parameter)}.")
     for parameter in tool.required:
         if parameter not in arguments:

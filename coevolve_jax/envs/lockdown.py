@@ -11,10 +11,12 @@ import errno
 import os
 import platform
 import resource
+import signal
 from collections.abc import Mapping, Sequence
 
 MEMORY = 1 << 30  # bytes of address space
 CPU_SECONDS = 120  # in total; then the kernel ends the process
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # By machine: AUDIT_ARCH and the numbers of system calls (linux/audit.h, asm/unistd.h). First those that
 # `shut_in` allows.
 _COMMON = ("read", "write", "close", "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex",
@@ -82,9 +84,15 @@ def check() -> None:
         )
 
 
-def die_with_parent(signal: int) -> None:
-    """Makes the kernel send this process the signal when its parent ends."""
-    _prctl(_PR_SET_DEATH_SIGNAL, signal)
+def die_with_parent(number: int) -> None:
+    """Makes the kernel send this process the signal of this number when its parent ends."""
+    _prctl(_PR_SET_DEATH_SIGNAL, number)
+
+
+def ignore_endings() -> None:
+    """Makes this process ignore what asks a job to end: it ends with the process that it works for."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def shut_in() -> None:
@@ -107,7 +115,8 @@ def confine(folders: Sequence[str], network: bool) -> None:
     Modes, times and attributes of other files of its user stay open to it: Landlock has no right for them.
     It loses all capabilities, so that root may do no more than others. It stays in its process group, so
     whoever kills the group kills all of it. network: whether it may open sockets. RuntimeError where the
-    kernel has no seccomp. A kernel without Landlock (`guards_files`) lets it write wherever its user may.
+    kernel has no seccomp. A kernel without Landlock (`guards_files`) lets it write wherever its user may, and
+    one before Linux 6.12 lets it signal its user's processes.
     """
     check()
     machine = platform.machine()

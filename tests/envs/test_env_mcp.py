@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from coevolve_jax.envs import lockdown, mcp
+from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.envs.mcp import answers, servers, state, templates, values
 from coevolve_jax.envs.mcp import world as worlds
-from coevolve_jax.envs.mcp.client import Client, Pipes
+from coevolve_jax.envs.mcp.client import Client, Failed, Pipes
 from coevolve_jax.envs.mcp.client import Refused as CallRefused
 from coevolve_jax.envs.mcp.spares import MOST_SPARES, SPARES, Spares
 from coevolve_jax.envs.mcp.spec import Spec
@@ -241,7 +242,47 @@ def test_references_and_lists_of_types_become_one_type_each():
         "required": ["size"],
     }
     endless = {"properties": {"next": {"$ref": "#"}}}
-    assert "next" in answers.simple(endless, endless)["properties"]
+    assert answers.simple(endless, endless) == {"properties": {"next": {"properties": {"next": {}}}}}
+
+
+def test_of_several_schemas_only_what_all_require_is_required_and_constants_are_choices():
+    either = {"properties": {"id": {}, "email": {}}, "anyOf": [{"required": ["id"]}, {"required": ["email"]}]}
+    assert answers.simple(either, either) == {"properties": {"id": {}, "email": {}}}
+    both = {"oneOf": [{"required": ["a", "b"]}, {"required": ["b", "c"]}]}
+    assert answers.simple(both, both) == {"required": ["b"]}
+    speed = {
+        "anyOf": [{"const": "fast", "type": "string"}, {"const": 2, "type": "integer"}, {"type": "null"}]
+    }
+    assert answers.simple(speed, speed) == {"enum": ["fast", 2]}
+
+
+def test_pointers_lead_into_lists_and_through_escaped_names():
+    a, b = {"type": "integer"}, {"type": "string"}
+    schema = {
+        "$defs": {"A/B~": b},
+        "properties": {
+            "a": {"prefixItems": [a]},
+            "first": {"$ref": "#/properties/a/prefixItems/0"},
+            "second": {"$ref": "#/properties/a/prefixItems/1"},
+            "named": {"$ref": "#/$defs/A~1B~0"},
+        },
+    }
+    found = answers.simple(schema, schema)["properties"]
+    assert (found["first"], found["second"], found["named"]) == (a, {}, b)
+
+
+@pytest.mark.parametrize(
+    "more, taken", [(True, True), ({"type": "string"}, True), (False, False), (None, False)]
+)
+def test_a_tool_takes_other_arguments_where_its_schema_says_so(more, taken):
+    parameters = {"properties": {"id": {}}, **({} if more is None else {"additionalProperties": more})}
+    allowed = signatures([{"function": {"name": "put", "parameters": parameters}}])
+    call = Call("put", {"id": 1, "colour": "red"})
+    if taken:
+        assert bind(call, allowed) == call.arguments
+    else:
+        with pytest.raises(ValueError, match="put has no parameter 'colour'"):
+            bind(call, allowed)
 
 
 def test_numbers_as_text_errors_without_one_and_an_empty_cursor_are_understood():
@@ -260,6 +301,22 @@ def test_numbers_as_text_errors_without_one_and_an_empty_cursor_are_understood()
     with pytest.raises(CallRefused, match="no JSON"):
         client.request("tools/call", {})
     assert client.request("tools/call", {}) == {"b": 1}
+    client.close()
+    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
+        os.close(descriptor)
+
+
+def test_looks_at_a_slow_server_take_a_small_part_of_the_wait():
+    """Their processor time counts as the call's: a look at many files would use up what a call may take."""
+    ends, looks = [os.pipe() for _ in range(3)], []
+
+    def look():
+        looks.append(time.sleep(0.05))
+
+    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 1.5, look)
+    with pytest.raises(Failed, match="gave no answer within 1.5 s"):
+        client.begin()
+    assert len(looks) <= 2
     client.close()
     for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
         os.close(descriptor)
@@ -618,11 +675,16 @@ def test_processes_that_a_server_leaves_end_with_its_world(settings):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_stays_behind_a_killed_worker(settings, how):
+    """A scheduler that ends a job sends SIGTERM to the launcher too."""
     left = scenario(settings, command=f"{SERVER} leaves_processes")
     with ProcessPool("mcp", workers=1, timeout=10.0) as pool:
         ((seen,),) = pool.step(pool.reset([left]), [[FAULT]])
         folder = os.readlink(f"/proc/{seen.text}/cwd")
         assert folder.endswith("/world") and os.path.exists(folder)
+        if how == signal.SIGTERM:
+            tasks = Path(f"/proc/{pool.pids[0]}/task").glob("*/children")
+            (launcher,) = " ".join(file.read_text() for file in tasks).split()
+            os.kill(int(launcher), how)
         os.kill(pool.pids[0], how)
     assert _gone(int(seen.text))
     assert _eventually(lambda: not os.path.exists(Path(folder).parents[1]))

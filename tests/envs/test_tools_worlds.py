@@ -1,8 +1,11 @@
 """A user's own tools: worlds that share a state, chance of NumPy, odd states, rewards, errors and files."""
 
 import dataclasses
+import enum
 import os
 import re
+import subprocess
+import sys
 import textwrap
 import typing
 
@@ -125,7 +128,103 @@ def test_numpy_draws_what_the_world_decides_whoever_draws_beside_it(written):
         assert len({one for one, _ in rolls}) == 3
 
 
+@pytest.mark.parametrize("imported", ["numpy as np", "numpy.random, numpy as np"])
+@pytest.mark.parametrize("drawn", ["self.first", "Own.drawn"])
+def test_the_first_world_of_a_process_is_seeded_though_its_file_imports_numpy(written, imported, drawn):
+    """NumPy loads its random numbers late, and no other code of a worker has imported it before."""
+    source = written(
+        f'''
+        import {imported}
+
+        class Own:
+            drawn = int(np.random.randint(10**9))
+
+            def reset(self, seed=0):
+                self.first = int(np.random.randint(10**9))
+
+            def roll(self) -> int:
+                """Rolls."""
+                return int(np.random.randint(10**9)) + {drawn}
+        '''
+    )
+    code = f"""
+import sys
+from coevolve_jax.envs.tools.environment import Instance
+from coevolve_jax.types import Call
+assert "numpy" not in sys.modules
+print(*(Instance({source!r}, {{"seed": 0}}).call(Call("roll", {{}})).text for _ in range(2)))
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    first, second = done.stdout.split()
+    assert first == second
+
+
+def test_types_of_a_file_are_those_of_the_world_that_is_called(written):
+    """Type hints written as text are looked up when a call comes, and other worlds began meanwhile."""
+    source = written(
+        '''
+        from __future__ import annotations
+        import dataclasses, enum, pickle
+
+        class Color(enum.Enum):
+            RED = "red"
+
+        @dataclasses.dataclass
+        class Item:
+            color: Color
+
+        class Own:
+            def reset(self, seed=0):
+                self.red = 0
+
+            def paint(self, item: Item) -> int:
+                """Paints.
+
+                Args:
+                    item: What.
+                """
+                pickle.dumps(item)
+                self.red += item.color is Color.RED
+                return self.red
+        '''
+    )
+    paint = Call("paint", {"item": {"color": "red"}})
+    several = [Instance(source, {"seed": 0}) for _ in range(3)]
+    assert [world.call(paint).text for world in several] == ["1"] * 3
+    world, turn = World(), Turn("Paint.", (paint,))
+    world.reset(dataclasses.replace(worlds(source)[0], turns=(turn, turn)))
+    for _ in range(2):  # grading the first turn begins the reference's world
+        world.step(paint)
+        world.end_turn()
+    assert world.score().success
+
+
 # ---- The state -----------------------------------------------------------------------------------
+
+
+def test_an_attribute_hides_no_data_of_the_file(written):
+    source = written(
+        '''
+        stock = {"tea": 3}
+
+        class Own:
+            def reset(self, seed=0):
+                self.stock = 0
+
+            def take(self, n: int) -> str:
+                """Takes some.
+
+                Args:
+                    n: From 1 to 3.
+                """
+                stock["tea"] -= n
+                return "ok"
+        '''
+    )
+    take = lambda n: (Call("take", {"n": n}),)
+    assert graded(source, take(3), take(3)).success
+    assert graded(source, take(1), take(3)).reason == "state_differs"
 
 
 def test_scalars_that_a_class_changes_are_state_and_constants_are_not(written):
@@ -592,7 +691,15 @@ class Node:
     below: "Node | None" = None
 
 
+class Color(enum.Enum):
+    RED = "red"
+
+
 class Typed:
+    def either(self, items: "list[Color] | str") -> int:
+        """Takes colours or a word."""
+        return 1
+
     def bare(self: "Typed", items: typing.List, sizes: typing.Dict) -> "Node":  # noqa: UP006
         """Takes a list and a mapping of anything."""
         return Node()
@@ -608,5 +715,7 @@ def test_bare_lists_an_annotated_self_and_recursive_classes_have_their_schemas()
     hints = schemas.hints_of(Typed.bare)
     assert schemas.convert(hints["items"], [1, "a"]) == [1, "a"]
     assert schemas.convert(hints["sizes"], {"a": 1}) == {"a": 1}
+    with pytest.raises(schemas.Unfit, match="whether it is list.*Color. or another type of the union"):
+        schemas.schema(Typed.either)
     with pytest.raises(schemas.Unfit, match="argument node: its type Node contains itself: let it hold"):
         schemas.schema(Typed.recursive)

@@ -135,7 +135,9 @@ def test_an_engine_that_is_closed_gives_up_a_push(held, policy):
     assert engine._switching.cancelled()
 
 
-def test_a_full_disk_is_told_at_the_next_message_so_that_the_step_is_saved_before(make, sglang_server, policy):
+def test_a_full_disk_is_told_at_the_next_message_so_that_the_step_is_saved_before(
+    make, sglang_server, policy
+):
     engine = make(Member(sglang_server.url))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

@@ -236,12 +236,15 @@ def launch(folder: str) -> None:
         pass  # freezegun now knows all modules to freeze; forked interpreters inherit that
     requests = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    lockdown.ignore_endings()
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
         if not message:
             break
         if not os.fork():
             lockdown.die_with_parent(signal.SIGKILL)
+            for number in lockdown.ENDING:
+                signal.signal(number, signal.SIG_DFL)
             os.dup2(descriptors[0], 0)
             os.closerange(1, 1 << 16)
             with contextlib.suppress(BaseException):

@@ -72,6 +72,7 @@ class Tool:
     parameters: tuple[str, ...]
     required: tuple[str, ...]
     defaults: dict
+    more = False  # a tool takes no other parameters
 
 
 class _Clock(datetime.datetime):

@@ -87,17 +87,13 @@ def _simple(
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH or next(parts, None) is None:
         return {}
     inner = lambda part, *more: _simple(part, root, (*within, *more), parts, depth + 1)
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
-        target: Any = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        pointed = {} if reference in within else inner(target, reference)
+    if isinstance(reference := schema.get("$ref"), str) and (reference + "/").startswith("#/"):
+        pointed = {} if reference in within else inner(_target(root, reference), reference)
         return {**pointed, **inner(_without(schema, "$ref"))}
     for several in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(several), list):
-            some = [option for option in options if option != {"type": "null"}]
-            kept = some[0] if some else {}
-            return {**inner(kept), **inner(_without(schema, several))}
+            some = [inner(option) for option in options if option != {"type": "null"}]
+            return {**_first_of(some), **inner(_without(schema, several))}
     if isinstance(every := schema.get("allOf"), list):
         return functools.reduce(_both, [inner(_without(schema, "allOf")), *map(inner, every)])
     found = {}
@@ -118,6 +114,34 @@ def _simple(
         if key not in ("title", "$schema", "$defs", "definitions"):
             found[key] = value
     return found
+
+
+def _target(root: Mapping, reference: str) -> Any:
+    """Returns the part of a schema that a JSON pointer leads to; None where it leads nowhere."""
+    target: Any = root
+    for part in reference.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list):
+            target = target[int(part)] if part.isdecimal() and int(part) < len(target) else None
+        else:
+            target = target.get(part) if isinstance(target, Mapping) else None
+    return target
+
+
+def _first_of(options: Sequence[dict]) -> dict:
+    """Returns one schema for several of which one must hold: the first, without what others do not require.
+
+    Constants become a choice of them.
+    """
+    if not options:
+        return {}
+    first = options[0]
+    if len(options) > 1 and all("const" in option for option in options):
+        alike = all(option.get("type") == first.get("type") for option in options)
+        found = _without(first if alike else _without(first, "type"), "const")
+        return {**found, "enum": [option["const"] for option in options]}
+    everywhere = [n for n in first.get("required", ()) if all(n in o.get("required", ()) for o in options)]
+    return {**_without(first, "required"), **({"required": everywhere} if everywhere else {})}
 
 
 def _both(one: Mapping, other: Mapping) -> dict:

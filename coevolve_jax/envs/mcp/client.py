@@ -16,7 +16,8 @@ VERSION = "2025-06-18"  # of the protocol; a server may answer with another one
 MAX_SENT = 1 << 23  # bytes that a server may send until its answer is whole
 MAX_PAGES = 100  # of the list of tools
 KEPT = 2000  # bytes of the server's standard error, the last ones
-WATCH = 0.25  # seconds between looks at what the server does while an answer is awaited
+WATCH = 0.25  # seconds between looks at what the server does while an answer is awaited, at least
+LOOKS = 20  # times as long as a look takes: its processor time counts as the call's
 NOT_OFFERED = {"code": -32601, "message": "This client offers nothing to servers."}
 
 
@@ -54,7 +55,7 @@ class Client:
         self._other = ""  # the number of an answer to another request than the open one
         self._sent, self._unsent = 0, bytearray()
         self._buffer, self._searched, self._received = bytearray(), 0, 0
-        self._errors, self._stray, self._watched = bytearray(), b"", 0.0
+        self._errors, self._stray, self._watched, self._pause = bytearray(), b"", 0.0, WATCH
         self._read_from = [pipes.output, pipes.errors]
         for descriptor in pipes:
             os.set_blocking(descriptor, False)
@@ -139,15 +140,16 @@ class Client:
         now = time.monotonic()
         if now >= deadline:
             raise Failed(f"gave no answer within {self._timeout:g} s{self._told()}")
-        if now - self._watched >= WATCH:
+        if now - self._watched >= self._pause:
             self._watched = now
             self._watch()
+            self._pause = max(WATCH, LOOKS * (time.monotonic() - now))
         poll = select.poll()
         for descriptor in self._read_from:
             poll.register(descriptor, select.POLLIN)
         if self._unsent:
             poll.register(self._pipes.input, select.POLLOUT)
-        ready = [descriptor for descriptor, _ in poll.poll(1000 * min(deadline - now, WATCH))]
+        ready = [descriptor for descriptor, _ in poll.poll(1000 * min(deadline - now, self._pause))]
         if self._pipes.errors in ready:
             if not (said := _read(self._pipes.errors)):
                 self._read_from.remove(self._pipes.errors)

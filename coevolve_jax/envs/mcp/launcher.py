@@ -8,7 +8,7 @@
 
 A server is confined (envs/lockdown.py) and leads a process group that nothing in it can leave. When nobody
 holds the other end of the socket any more, the launcher ends all servers and deletes FOLDER. So nothing stays
-behind, in whatever way the worker ends.
+behind, in whatever way the worker ends. Signals that ask all processes of a job to end do not end it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _become(server: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
             os.dup2(descriptor, number)
         os.closerange(3, 1 << 12)
         os.chdir(server["folder"])
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
+        for number in (signal.SIGPIPE, *lockdown.ENDING):  # exec keeps that they are ignored
+            signal.signal(number, signal.SIG_DFL)
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         # Not the address space: V8 reserves far more of that than it uses.
@@ -121,5 +122,5 @@ def _become(server: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lockdown.ignore_endings()
     launch(sys.argv[1])

@@ -6,6 +6,7 @@ Workers import this file: it needs the standard library only.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -39,22 +40,31 @@ class Instance:
     def __init__(self, source: str, reset: Mapping[str, Any]):
         """Raises Refused where the user's code cannot be loaded or reset."""
         self._seed = digest(dict(reset))
-        self._random, self._numpy = random.Random(self._seed).getstate(), None
-        self._folder = os.getcwd()
+        self._folder, self._module = os.getcwd(), None
+        self.tools = self._loaded(source)
+        self._module = self.tools.module
         with self._own_globals():
-            self.tools = sources.load(source)
-        with self._own_globals():  # the file may have imported NumPy just now
             self._world, self.text = sources.begin(self.tools, reset)
         self._allowed = signatures(self.tools.schemas())
+
+    def _loaded(self, source: str) -> sources.Tools:
+        while True:
+            known = "numpy" in sys.modules
+            self._random, self._numpy = random.Random(self._seed).getstate(), None
+            with self._own_globals():
+                tools = sources.load(source)
+            if known or "numpy" not in sys.modules:
+                return tools
+            # The file has just imported NumPy, and what it drew of it was not seeded: load it again.
 
     def call(self, call: Call) -> Observation:
         """Executes one call. What the user's code raises comes back as an error, as in TRL."""
         pid = os.getpid()
         try:
             arguments = bind(call, self._allowed)
-            hints = hints_of(self.tools.tools[call.name])
-            arguments = {k: convert(hints.get(k), v) for k, v in arguments.items()}
             with self._own_globals():
+                hints = hints_of(self.tools.tools[call.name])
+                arguments = {k: convert(hints.get(k), v) for k, v in arguments.items()}
                 found = sources.run(getattr(self._world, call.name), arguments)
             text = answer(found)
             failed = isinstance(found, Mapping) and bool(found.get("error"))
@@ -89,13 +99,16 @@ class Instance:
     def _own_globals(self) -> Iterator[None]:
         """Gives the block the world's own states of `random` and of `numpy.random`, and its own folder.
 
-        Keeps these after the block, and puts back those of the process.
+        Keeps these after the block, and puts back those of the process. The world's own execution of the file
+        is what its name leads to: type hints, dataclasses and pickle look it up there.
         """
         folder = os.getcwd()
+        if self._module:
+            sys.modules[self._module.__name__] = self._module
         if self._folder != folder:
             with contextlib.suppress(OSError):  # it may be gone
                 os.chdir(self._folder)
-        numpy = sys.modules.get("numpy.random")
+        numpy = _numpy_random()
         others = random.getstate(), numpy.get_state() if numpy else None
         random.setstate(self._random)
         if numpy:
@@ -109,9 +122,14 @@ class Instance:
             os.chdir(folder)
             self._random = random.getstate()
             random.setstate(others[0])
-            if numpy := sys.modules.get("numpy.random"):  # the block may have imported it
+            if numpy:
                 self._numpy = numpy.get_state()
-                numpy.set_state(others[1] or numpy.get_state())
+                numpy.set_state(others[1])
+
+
+def _numpy_random() -> Any:
+    """Returns numpy.random where NumPy is loaded, which loads that part when it is first asked for it."""
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 def answer(value: Any) -> str:

@@ -193,7 +193,7 @@ def _enumerated(values: list, what: str) -> dict:
 def _union(args: tuple) -> dict:
     able = [each for each in args if each is not type(None)]
     parts = [of_hint(each) for each in able]
-    if len(parts) > 1 and (made := next(filter(_is_made, able), None)):
+    if len(parts) > 1 and (made := next(filter(_holds_made, able), None)):
         raise Unfit(
             f"a JSON value does not say whether it is {_said(made)} or another type of the union: give each "
             "an argument of its own"
@@ -255,6 +255,11 @@ def convert(hint: Any, value: Any) -> Any:
 def _is_made(hint: Any) -> bool:
     """Tells whether `convert` makes an object of the user's from JSON."""
     return isinstance(hint, type) and (issubclass(hint, enum.Enum) or dataclasses.is_dataclass(hint))
+
+
+def _holds_made(hint: Any) -> bool:
+    """Tells whether `convert` makes such an object of a value or of a part of it."""
+    return _is_made(hint) or any(map(_holds_made, get_args(hint)))
 
 
 def _said(hint: Any) -> str:

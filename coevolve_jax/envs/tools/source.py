@@ -343,7 +343,11 @@ def state_of(tools: Tools, world: Any) -> Any:
             return plain(run(world.state, {}), f"{tools.name}.state()")
         attributes = attributes_of(world) if tools.make else {}
         inside = {k: plain(v, f"{tools.name}.{k}") for k, v in sorted(attributes.items())}
-        return {**shared_data(tools), **inside}
+        # A name of the file may also be an attribute's: both are state.
+        beside = {
+            f"{tools.module.__name__}.{k}" if k in inside else k: v for k, v in shared_data(tools).items()
+        }
+        return {**beside, **inside}
     except NoState as why:
         raise Refused(
             f"{tools.place()}: {why}, which cannot be written as JSON: define state(self), which returns "
