@@ -78,9 +78,8 @@ def run() -> None:
         ended = {key: run for key, run in due.items() if finished(store.workdir(*run))}
         fresh = {}
         if _FRESH.value and ended:
-            answers = [folder / "fresh" / f"{fault}_{seed}_{salt}.json" for seed, salt in ended]
-            found = bench.fresh(store, dict(zip(answers, ended.values(), strict=True)))
-            fresh = dict(zip(ended, found, strict=True))
+            found = bench.fresh(store, folder / "fresh", list(ended.values()))
+            fresh = {key: (own.solved, own.trials) for key, own in zip(ended, found, strict=True)}
         for (seed, salt), run in ended.items():
             own = fresh.get((seed, salt), (None, None))
             try:

@@ -53,8 +53,14 @@ def run() -> None:
     start = without_harness(config)
     store = Store(folder / "store", start, launch.programs(start, folder / "store" / "compiled"), _JOBS.value)
 
+    own = {salt: configs.override(start, {"rollout.salt": salt}) for salt in salts}
+    first, file = store.workdir(own[salts[0]], seed), folder / "backtests.csv"
+    backtested_on = f"{first.parent.name}/{first.name}"
+    before = refusals.read(file, backtested_on)  # refuses those of another start before anything is run
+    failed: dict[tuple[str, int], str] = {}
+
     def train(runs: dict) -> None:
-        """Trains {(name, salt): config}, and keeps a row of each that has ended."""
+        """Trains {(name, salt): config}, and keeps a row of each that has ended, or why it has none."""
         due = {key: config for key, config in runs.items() if (key[0], seed, key[1]) not in rows}
         workdirs = {key: store.workdir(config, seed) for key, config in due.items()}
         counted = progress.Counted(len(due), sum(map(finished, workdirs.values())))
@@ -65,7 +71,10 @@ def run() -> None:
             for name, salt in ended:
                 if (name, seed, salt) not in rows:
                     run = due[name, salt], workdirs[name, salt]
-                    rows[name, seed, salt] = calibration.read(name, seed, salt, settings, *run)
+                    try:
+                        rows[name, seed, salt] = calibration.read(name, seed, salt, settings, *run)
+                    except ValueError as error:  # all of its trials are lost
+                        failed[name, salt] = f"{error}"
             calibration.write_rows(path, rows.values())
             return counted(len(ended))
 
@@ -73,25 +82,29 @@ def run() -> None:
             with progress.said(say, keep):
                 why = store.train_all([(config, seed) for config in due.values()])
             say(keep())
-            for i, text in why.items():
-                say(f"{' '.join(map(str, list(due)[i]))} failed: {text}")
+            failed.update({list(due)[i]: text for i, text in why.items()})
+            for name, salt in due:
+                if (name, salt) in failed:
+                    say(f"{name} {salt} failed: {failed[name, salt]}")
 
     if why := store.begin([seed]):
         raise ValueError(f"The start failed: {why[seed]}")
-    own = {salt: configs.override(start, {"rollout.salt": salt}) for salt in salts}
     train({("none", salt): config for salt, config in own.items()})
     if missing := [salt for salt in salts if ("none", seed, salt) not in rows]:
-        raise ValueError(f"The start has no run of salt {missing[0]}: the same command tries it again.")
+        why = failed["none", missing[0]].rstrip(".")
+        raise ValueError(
+            f"The start has no result of salt {missing[0]} ({why}): give the same command again if its run "
+            "has not ended, and other --salts if it has."
+        )
 
-    first = store.workdir(own[salts[0]], seed)
+    compared = folder / "gradients" / first.parent.name / first.name
     gradients = lambda child: {
-        check: Check(*told)
-        for check, told in store.gradients(first, child, folder / "gradients" / named(child)).items()
+        check: Check(*told) for check, told in store.gradients(first, child, compared / named(child)).items()
     }
-    known, file = [], folder / "backtests.csv"
-    for row in refusals.tried(config, start, [evidence.groups(first)], gradients, refusals.read(file)):
+    known: list[refusals.Tried] = []
+    for row in refusals.tried(config, start, [evidence.groups(first)], gradients, before):
         known.append(row)
-        refusals.write(file, known)
+        refusals.write(file, backtested_on, known)
         say(f"{row.name}: {row.why or 'passes.'}")
 
     chosen = refusals.drawn(known, _REFUSED.value, _PASSED.value, rng_for(seed, "refusals"))

@@ -59,7 +59,8 @@ def run() -> None:
     compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
     load = lambda fault: configs.load_file(_CONFIG.value, f"fault={fault}")
     store_of = lambda start: Store(folder / "store", start, launch.programs(start, compiled), _JOBS.value)
-    read = lambda name, config, start: bench.success(store_of(start), folder, name, config, fresh)
+    answers = folder / "readings"
+    read = lambda name, config, start: bench.success(store_of(start), answers, name, config, fresh)
     healthy = without_harness(settled(load("none")))
     for fault in _FAULTS.value:
         for seed in plan.parse_seeds(_SEEDS.value):

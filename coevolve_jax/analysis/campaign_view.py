@@ -17,7 +17,7 @@ from coevolve_jax.analysis.campaign_runs import (
 )
 from coevolve_jax.diagnosis.trends import MEANINGS
 from coevolve_jax.harness import progress
-from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered
+from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered, was_read
 from coevolve_jax.harness.records import Expectation, Skill, Verdict
 from coevolve_jax.harness.smoke import FIRST
 
@@ -97,7 +97,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
             }
         )
     last = lambda key: next((x for own in reversed(parts.values()) if (x := own["learned"].get(key))), [])
-    freeze, final = _freeze(campaign), _final(campaign.folder / "final")
+    freeze, final = _freeze(campaign), _final(campaign)
     view = {
         "kind": "campaign",
         "name": campaign.folder.absolute().name,
@@ -287,13 +287,17 @@ def _freeze(campaign: Campaign) -> dict[str, str]:
     return {"state": "intact", "sentence": told}
 
 
-def _final(folder: Path) -> dict | None:
-    """The reading of the test; None where the test was not opened. Gains are None until it is finished."""
+def _final(campaign: Campaign) -> dict | None:
+    """The reading of the test; None where the test was not opened. Gains are None until it is finished.
+
+    While it is read once more, final.json is that of an earlier opening and claims nothing.
+    """
+    folder = campaign.folder / "final"
     opened = [json.loads(path.read_text()) for path in sorted(folder.glob("opened*.json"))]
     if not opened:
         return None
     path = folder / "final.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
+    result = json.loads(path.read_text()) if path.exists() and _read(campaign) else {}
     gains, none = result.get("gain", {}), dict.fromkeys(("value", "low", "high", "seeds"))
     return {
         "opened": opened,
@@ -303,3 +307,11 @@ def _final(folder: Path) -> dict | None:
         "openings": result.get("openings"),
         "engines": result.get("engines", ""),
     }
+
+
+def _read(campaign: Campaign) -> bool:
+    """Whether the events say that the last opening of the test was read."""
+    try:
+        return was_read(campaign.events())
+    except Tampered:  # `_freeze` tells why
+        return False

@@ -243,20 +243,6 @@ def seeds_needed(
     return bisect.bisect_left(range(most), True, lo=2, key=enough)
 
 
-def pass_at_k(samples: int, successes: int, k: int) -> float:
-    """Unbiased estimate of P(at least one of k samples succeeds) from n samples with c successes.
-
-    1 - C(n - c, k) / C(n, k): Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv
-    2107.03374), eq. 1. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
-    """
-    if not (0 <= successes <= samples and 1 <= k <= samples):
-        raise ValueError(
-            f"pass@k needs 0 <= successes <= samples and 1 <= k <= samples; "
-            f"got successes={successes}, samples={samples}, k={k}."
-        )
-    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
-
-
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
     """Held-out success before and after training. paired: the comparison on the same tasks."""

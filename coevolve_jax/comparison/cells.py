@@ -22,11 +22,13 @@ from coevolve_jax.comparison.plan import (
     ended,
     finished,
     forget_divergence,
+    ran,
     start_config,
 )
 from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
+from coevolve_jax.records.files import write_text
 
 MAIN = shipped.ROOT / "experiments" / "main.py"
 
@@ -49,11 +51,10 @@ def prepare(folder: Path, config: ConfigDict, cell: Cell) -> None:
 
 def note_origin(workdir: Path) -> None:
     """Adds this commit, machine and date to the cell's RAN, unless it names them already."""
-    path = workdir / RAN
-    before = json.loads(path.read_text()) if path.exists() else []
+    before = ran(workdir)
     now = {"commit": commit(), "machine": machine(), "date": f"{datetime.date.today()}"}
     if now not in before:
-        path.write_text(json.dumps([*before, now]) + "\n")
+        write_text(workdir / RAN, json.dumps([*before, now]) + "\n")
 
 
 def run_all(
@@ -100,8 +101,7 @@ def _work(folder: Path, config: ConfigDict, cell: Cell) -> Work:
 
     def prepared() -> None:
         prepare(folder, config, cell)
-        if diverged(workdir):
-            forget_divergence(workdir)
+        forget_divergence(workdir)
         note_origin(workdir)
 
     return Work(_name(workdir, folder), command(workdir), _log(workdir), done, prepared)

@@ -35,7 +35,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
             "count each as success 0, and an arm's lost trials as failures where they are many. They are not "
             "run again, for they would end alike; --retry_diverged runs them."
         )
-    said += commits(budget)
+    said += [*_tried_again(budget), *commits(budget)]
     budget = [r for r in budget if r.get("diverged") is None]
     by_arm = Counter(r["arm"] for r in {(r["arm"], r["seed"]): r for r in budget}.values())
     fewest, seeds = min(by_arm.items(), key=lambda item: item[1], default=("no arm", 0))
@@ -85,6 +85,19 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
         if shares and (mean := sum(shares) / len(shares)) > LOST:
             said.append(f"{name} lost {mean:.1%} of its training rollouts: nothing is learned from these.")
     return said
+
+
+def _tried_again(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says which runs were tried again because they had diverged."""
+    again = [r for r in budget if r.get("diverged_before")]
+    if not again:
+        return []
+    steps = lambda r: r["diverged_before"].replace("+", ", then ")
+    runs = ", ".join(f"{r['arm']}, seed {r['seed']} (step {steps(r)})" for r in again)
+    return [
+        f"Tried again after they had diverged (--retry_diverged), {len(again)} of {len(budget)}: {runs}. "
+        "Their last tries stand in the tables, so a result decided how often these were run."
+    ]
 
 
 def lost_notes(lost: Mapping[str, Mapping[str, Mapping[int, tuple[int, int]]]]) -> list[str]:

@@ -29,7 +29,7 @@ from coevolve_jax.comparison.differences import (
     no_values,
 )
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
-from coevolve_jax.comparison.plan import RAN, Cell, diverged, ended, finished
+from coevolve_jax.comparison.plan import Cell, diverged, ended, finished, ran
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.types import GIVEN, mixed
 
@@ -70,17 +70,23 @@ def outcomes(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
 def budgets(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
     """Returns a row for each cell: its costs and the data that the learner saw.
 
-    The row of a diverged cell holds only the step where it diverged.
+    The row of a diverged cell holds only the steps where it diverged. diverged_before: those after which it
+    was tried again, joined by "+"; None for a cell that never was.
     """
     rows = []
     for cell in cells:
         workdir, name = cell.workdir(folder), {"arm": cell.column, "seed": cell.seed}
         if finished(workdir):
-            rows.append({**name, "diverged": None, **_costs(workdir)})
+            rows.append({**name, "diverged": None, **_costs(workdir), **_before(workdir)})
         else:
             failure = diverged(workdir) or {}
-            rows.append({**name, "diverged": failure.get("step")})
+            rows.append({**name, "diverged": failure.get("step"), **_before(workdir)})
     return rows
+
+
+def _before(workdir: Path) -> dict[str, str | None]:
+    steps = [str(entry["diverged"]["step"]) for entry in ran(workdir) if "diverged" in entry]
+    return {"diverged_before": "+".join(steps) or None}
 
 
 def _costs(workdir: Path) -> dict[str, Any]:
@@ -125,8 +131,8 @@ def _costs(workdir: Path) -> dict[str, Any]:
 
 def _origin(workdir: Path) -> dict[str, str | None]:
     """Commits and dates under which a cell ran, by its RAN; None for a cell without it."""
-    told = json.loads((workdir / RAN).read_text()) if (workdir / RAN).exists() else []
-    join = lambda key: "+".join(dict.fromkeys(str(entry[key]) for entry in told)) or None
+    told = ran(workdir)  # an older cell that diverged has an entry without an origin
+    join = lambda key: "+".join(dict.fromkeys(str(entry[key]) for entry in told if key in entry)) or None
     return {key: join(key) for key in ("commit", "date")}
 
 
@@ -263,7 +269,7 @@ def _budgets(own: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 def _is_text(key: str) -> bool:
     """Whether a column of cells.csv holds words."""
-    return key in ("arm", "commit", "date") or key.endswith("_digest")
+    return key in ("arm", "commit", "date", "diverged_before") or key.endswith("_digest")
 
 
 def number(key: str, value: Any) -> Any:

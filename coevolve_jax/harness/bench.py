@@ -25,6 +25,7 @@ from coevolve_jax.records.files import write_text
 
 REGAINED = 0.8
 FRESH_TASKS = 4321  # evaluation.seed of the tasks that read the gains
+FRESH_ROLLOUTS = 2  # of each of them
 ARMS: dict[str, dict[str, Any]] = {  # arm -> values of config.harness
     "evolving": {"proposer": "scripted", "diagnostics": "evolving"},
     "fixed": {"proposer": "scripted", "diagnostics": "fixed"},
@@ -40,6 +41,14 @@ class Fault(NamedTuple):
 
     changes: Mapping[str, Any]
     right: Mapping[str, tuple[str, ...]]
+
+
+class Fresh(NamedTuple):
+    """Counts of a run on the fresh tasks. trials: those that were not lost. asked: with the lost ones."""
+
+    solved: int
+    trials: int
+    asked: int
 
 
 class Row(NamedTuple):
@@ -63,23 +72,32 @@ class Row(NamedTuple):
 
 
 def success(store: Store, folder: Path, name: str, config: ConfigDict, seeds: Sequence[int]) -> float:
-    """The mean success of a config's policies on the fresh tasks. Trains what is missing."""
+    """The mean success of a config's policies on the fresh tasks. Trains what is missing.
+
+    A lost trial counts as a failure: no policy must gain by losing its failures.
+
+    folder: for the answers of the evaluations. name: of the config, for a message.
+    """
     if failed := store.begin(seeds) or store.train(config, seeds):
         raise ValueError(f"A run of {name} failed: {failed}")
-    found = fresh(store, {folder / "readings" / f"{name}_{s}.json": (config, s) for s in seeds})
-    return float(np.mean([solved / trials for solved, trials in found]))
+    found = fresh(store, folder, [(config, seed) for seed in seeds])
+    return float(np.mean([own.solved / own.asked for own in found]))
 
 
-def fresh(store: Store, runs: Mapping[Path, tuple[ConfigDict, int]]) -> list[tuple[int, int]]:
-    """(successes, trials) of finished runs on fresh development tasks, two rollouts each at temperature 1.
+def fresh(store: Store, folder: Path, runs: Sequence[tuple[ConfigDict, int]]) -> list[Fresh]:
+    """Reads finished runs on fresh development tasks, two rollouts each at temperature 1.
 
-    runs: JSON file for the answer -> config and seed of the run; all configs have the same evaluation split.
+    folder: for the answers, each in a file named after its run in the store. So what another code or another
+      setting has trained is asked anew.
+    runs: config and seed of each; all configs have the same evaluation split.
     """
-    (split,) = {config.environment.eval_split for config, _ in runs.values()}
-    tasks = store.held_out(FRESH_TASKS, split)
-    flags = ("--temperature=1.0", "--num_rollouts=2")
-    asked = [Question(tasks, store.workdir(*run) / "policy", flags, file) for file, run in runs.items()]
-    return [(sum(s for s, _ in c.values()), sum(n for _, n in c.values())) for c in store.answers(asked)]
+    (split,) = {config.environment.eval_split for config, _ in runs}
+    tasks, workdirs = store.held_out(FRESH_TASKS, split), [store.workdir(*run) for run in runs]
+    flags = ("--temperature=1.0", f"--num_rollouts={FRESH_ROLLOUTS}")
+    file = lambda run: folder / run.parent.name / f"{run.name}.json"
+    counts = store.answers([Question(tasks, run / "policy", flags, file(run)) for run in workdirs])
+    total = lambda own, i: sum(count[i] for count in own.values())
+    return [Fresh(total(own, 0), total(own, 1), FRESH_ROLLOUTS * len(own)) for own in counts]
 
 
 def row(

@@ -305,7 +305,7 @@ class Campaign:
             for path in sorted(self.folder.glob(pattern)):
                 who = {"version": path.name.partition("_")[0]} if event == "decided" else {}
                 found[str(path.relative_to(self.folder))] = {"event": event, **who}
-        if _was_read(rows):
+        if was_read(rows):
             names = (f"final/readings/{p.name}" for p in self.folder.glob("final/readings/*.json"))
             found |= {name: {"event": "read"} for name in (*names, *READ)}
         told = {row["file"]: row for row in rows if "file" in row}
@@ -325,7 +325,7 @@ class Campaign:
         if not events:
             raise Tampered(f"{self._events} holds no event: restore it, or run the campaign first.")
         told = {row["file"]: row["sha256"] for row in events if "file" in row}  # the last event counts
-        if not _was_read(events):
+        if not was_read(events):
             told = {name: told[name] for name in told if name not in READ}  # the test is being read again
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
@@ -434,7 +434,7 @@ def _sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _was_read(events: Sequence[Mapping[str, Any]]) -> bool:
+def was_read(events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the test was read since it was last opened."""
     opened = max((i for i, row in enumerate(events) if row["event"] == "opened"), default=len(events))
     return any(row.get("file") == READ[-1] for row in events[opened:])

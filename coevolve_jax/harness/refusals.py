@@ -52,6 +52,9 @@ class Tried(NamedTuple):
         return f"{self.lever} {self.move}"
 
 
+COLUMNS = ("start", *Tried._fields)  # of backtests.csv; start: the run of the store, as FOLDER/seed_N
+
+
 class Trained(NamedTuple):
     """A move that was trained. gain: of success over the start's mean; None if the run failed."""
 
@@ -120,7 +123,10 @@ def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Train
         f"Of {len(rows)} moves the backtest refuses {sum(by.values())}: {told}.",
         f"The start solves {100 * np.mean(start):.1f}% ({len(start)} runs). One standard error of a gain is "
         f"{100 * se:.1f} points.",
-        markdown(("", "trained", *KINDS, "mean gain"), [_side(trained, True), _side(trained, False)]),
+        markdown(
+            ("", "trained", *KINDS, "mean gain, without failed"),
+            [_side(trained, True), _side(trained, False)],
+        ),
     ]
     counts = {side: Counter(t.kind for t in trained if bool(t.tried.by) == side) for side in (True, False)}
     if all(n.total() for n in counts.values()):
@@ -138,19 +144,31 @@ def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Train
     return "\n\n".join([*found, markdown(("move", "refused by", "gain", ""), lines)])
 
 
-def write(path: Path, rows: Iterable[Tried]) -> None:
-    """Writes the moves as CSV, a line for each."""
+def write(path: Path, start: str, rows: Iterable[Tried]) -> None:
+    """Writes the moves as CSV, a line for each. start: names the run that they were backtested on."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Tried._fields, *rows])
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *((start, *row) for row in rows)])
     write_text(path, text.getvalue())
 
 
-def read(path: Path) -> dict[str, Tried]:
-    """Name of a move -> what `write` wrote of it; {} where there is no file."""
+def read(path: Path, start: str) -> dict[str, Tried]:
+    """Name of a move -> what `write` wrote of it; {} where there is no file.
+
+    Raises ValueError where a move was backtested on another run.
+    """
     if not path.exists():
         return {}
     with open(path, newline="") as file:
-        return {row.name: row for row in (Tried(**own) for own in csv.DictReader(file))}
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"{path} has other columns than {', '.join(COLUMNS)}: move that file away.")
+        rows = list(reader)
+    if other := [row["start"] for row in rows if row["start"] != start]:
+        raise ValueError(
+            f"{path} has backtests on {other[0]}, and these are on {start}: name another --workdir."
+        )
+    found = (Tried(**{key: row[key] for key in Tried._fields}) for row in rows)
+    return {row.name: row for row in found}
 
 
 def _side(trained: Sequence[Trained], refused: bool) -> tuple:

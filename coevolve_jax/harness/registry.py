@@ -30,8 +30,6 @@ SIGN_GROUPS = 30  # mixed groups from which on a version must have the sign of a
 MISSING = 0.05  # most missing values
 ALIKE = 0.9  # rank correlation from which on a value is one that is registered already
 WEAK = 0.05  # distance of the AUC from 0.5 that counts as none
-SHIFTED = 0.20  # distance from 0.5 of a shift that orders an audit, at AUDIT_P
-AUDIT_P = 0.01
 RUNS, VERSIONS = 12, 6  # for a value of steps, at least
 SHUFFLES = 20_000  # of the versions; all orders of seven are 5,040
 
@@ -315,26 +313,6 @@ def thresholds(step_means: Sequence[float], direction: str) -> tuple[float, floa
     ends = (95, 99) if direction == "up_is_bad" else (5, 1)
     warn, alert = np.percentile(np.asarray(step_means, float), ends).tolist()
     return warn, alert
-
-
-def shift_among_successes(
-    values: Values, child: Evidence, parent: Evidence, rng: np.random.Generator
-) -> Separation:
-    """The child's successes against the parent's, within equal tasks.
-
-    Where a verdict is hacked success is the wrong label, and a success that looks different is what is left
-    to see. It orders an audit (`orders_audit`) and refuses nothing.
-    """
-    won = [e.where(e.solved) for e in (child, parent)]
-    x = np.concatenate([values(e.rows) for e in won])
-    task = np.concatenate([e.task for e in won])
-    of_child = np.repeat([True, False], [len(e.rows) for e in won])
-    return separate(x, of_child, np.unique(task, return_inverse=True)[1], rng)
-
-
-def orders_audit(shift: Separation) -> bool:
-    """Whether successes look different enough from the parent's to be judged by a second verifier."""
-    return shift.auc is not None and abs(shift.auc - 0.5) >= SHIFTED and (shift.p or 0) <= AUDIT_P
 
 
 def foretells(

@@ -165,6 +165,25 @@ def test_registry_skills_and_the_reading_of_the_test(whole):
     assert (final["openings"], final["engines"]) == (1, "")
 
 
+def test_a_test_that_is_read_once_more_claims_nothing_until_it_is_read(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "again", symlinks=True)
+    again = Campaign(tmp_path / "again")
+    again.write_final("opened_2.json", {"fresh_seeds": [200, 201], "date": "2026-11-26", "number": 2})
+
+    def claim():
+        view, _ = campaign_view(again)
+        (card,) = (told for title, *told in view["headline"]["cards"] if title == "Claim")
+        return [row["value"] for row in view["final"]["gains"]], card
+
+    assert claim() == ([None] * 4, ["—", "the test has been opened; its reading goes on"])
+    assert len(campaign_view(again)[0]["final"]["opened"]) == 2
+    again.tell_final("readings.csv", "final.json")
+    values, card = claim()
+    assert None not in values and card[0] == f"{100 * values[-1]:+.1f} points"
+    (again.folder / "events.jsonl").unlink()
+    assert claim()[0] == [None] * 4  # nothing shows what was read
+
+
 def test_a_campaign_that_goes_on_claims_nothing(folders, tmp_path):
     _, half = folders
     view, _ = campaign_view(Campaign(half))

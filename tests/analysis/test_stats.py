@@ -119,20 +119,6 @@ def test_t_interval_over_seeds():
         stats.over_seeds([0.3])
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_mean_over_all_subsets(case):
-    samples, successes, k = case
-    outcomes = [1] * successes + [0] * (samples - successes)
-    expected = np.mean([max(subset) for subset in itertools.combinations(outcomes, k)])
-    assert stats.pass_at_k(samples, successes, k) == pytest.approx(expected)
-
-
-def test_pass_at_k_refuses_more_draws_than_samples():
-    with pytest.raises(ValueError, match="k=5"):
-        stats.pass_at_k(4, 2, 5)
-
-
 def test_held_out_uses_tasks_where_they_are_listed():
     tasks = {f"t{i}": [i % 4, 4] for i in range(12)}
     better = {name: [s + 1, 4] for name, (s, _) in reversed(tasks.items())}

@@ -336,10 +336,11 @@ def costs(cell):
 
 def test_cells_csv_column_by_column(folder, found):
     rows = {(r["arm"], r["seed"]): r for r in results.budgets(folder, [*DONE, DIVERGED])}
-    assert rows.pop(("coevolve", 2)) == {"arm": "coevolve", "seed": 2, "diverged": 3}
+    once = {"arm": "coevolve", "seed": 2, "diverged": 3, "diverged_before": None}
+    assert rows.pop(("coevolve", 2)) == once
     for cell in DONE:
         row = rows.pop((cell.arm, cell.seed))
-        assert (row.pop("commit"), row.pop("date")) == (None, None)  # nothing tells
+        assert [row.pop(key) for key in ("commit", "date", "diverged_before")] == [None] * 3  # nothing tells
         told = {key: value for key, value in row.items() if not key.endswith("_digest")}
         assert told == {k: pytest.approx(v) if isinstance(v, float) else v for k, v in costs(cell).items()}
     assert not rows
@@ -368,6 +369,31 @@ def test_a_cell_tells_its_commits_and_dates(folder, tmp_path):
     assert row["commit"] == "one+two"
     assert row["date"] == "2026-12-01+2026-12-02+2026-12-03"
     assert not any({"commit", "date"} & entry["budgets"].keys() for entry in made["arms"])
+
+
+def test_runs_that_were_tried_again_after_they_had_diverged_are_named(folder, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(folder, runs)
+    origin = {"commit": "one", "machine": "m", "date": "2026-12-01"}
+    failed = lambda step: {**origin, "diverged": {"step": step, "why": "not finite"}}
+    for cell, ran in ((DONE[0], [failed(3), failed(2), origin]), (DIVERGED, [failed(1), origin])):
+        (cell.workdir(runs) / plan.RAN).write_text(json.dumps(ran))
+    found = results.read(runs, PLAN, CELLS, keep=True)
+    name = f"{DONE[0].arm}, seed {DONE[0].seed} (step 3, then 2)"
+    (told,) = (note for note in found["notes"] if note.startswith("Tried again after they had diverged"))
+    assert f"(--retry_diverged), 2 of {len(DONE) + 1}: {name}, coevolve, seed 2 (step 1). Their" in told
+    rows = [results.read_csv(runs / f"{table}.csv") for table in ("outcomes", "cells")]
+    again = results.summarise(*rows, PLAN, ["static, seed 2"])
+    assert again == {key: value for key, value in found.items() if key != "signals"}
+    old = [{key: value for key, value in row.items() if key != "diverged_before"} for row in rows[1]]
+    assert told not in results.summarise(rows[0], old, PLAN)["notes"]
+    # The failure of a cell that is older than ran.json is kept without an origin.
+    (DIVERGED.workdir(runs) / plan.RAN).unlink()
+    plan.forget_divergence(DIVERGED.workdir(runs))
+    (entry,) = plan.ran(DIVERGED.workdir(runs))
+    assert entry["diverged"]["step"] == 3 and {*entry} == {"diverged"}
+    (row,) = results.budgets(runs, [DIVERGED])
+    assert row["diverged"] is None and row["diverged_before"] == "3"
 
 
 def test_digests_are_of_what_tasks_are(folder):

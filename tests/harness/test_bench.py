@@ -2,14 +2,19 @@
 
 import functools
 import importlib
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from coevolve_jax import config as configs
 from coevolve_jax.harness import bench, campaign, launch, levers, loop
 from coevolve_jax.harness.bench import FAULTS
 from coevolve_jax.harness.records import Verdict
+from coevolve_jax.harness.start import without_harness
+from coevolve_jax.harness.store import Store
+from coevolve_jax.records.files import write_text
 from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config
 from tests.support.paths import ROOT
@@ -92,6 +97,44 @@ def test_a_command_measures_the_selected_version_and_leaves_the_rows_of_others(t
     assert command("slow") == [second, first]  # the same command goes on
     with pytest.raises(ValueError, match="--versions=3 --fresh_seeds=100,101, and these are of .*versions=6"):
         command("slow", versions=6)
+
+
+def answers(counts):
+    """An evaluation that answers each question with these counts, and keeps the files of the questions."""
+
+    def evaluate(questions, side_by_side):
+        for q in questions:
+            evaluate.asked.append(q.output)
+            write_text(q.output, json.dumps({"environment": {"by_task": counts}}))
+        return {}
+
+    evaluate.asked = []
+    return evaluate
+
+
+def test_lost_trials_are_failures_of_the_policy_that_lost_them(tmp_path):
+    start, read = without_harness(config("none")), {}
+    for name, counts in {"some": {"a": [2, 2], "b": [1, 1], "c": [0, 0]}, "all": {"a": [0, 0]}}.items():
+        programs = MADE_UP._replace(evaluate=answers(counts))
+        store = Store(tmp_path / name / "store", start, programs, jobs=1)
+        read[name] = bench.success(store, tmp_path / name / "readings", "healthy", start, [100])
+    assert read == {"some": pytest.approx(3 / 6), "all": 0.0}
+
+
+def test_what_another_setting_or_another_code_has_trained_is_read_anew(tmp_path, monkeypatch):
+    start, evaluate = without_harness(config("none")), answers({"a": [1, 2]})
+
+    def read(start):
+        store = Store(tmp_path / "store", start, MADE_UP._replace(evaluate=evaluate), jobs=1)
+        assert bench.success(store, tmp_path / "readings", "healthy", start, [100, 101]) == 0.5
+        return len(evaluate.asked)
+
+    assert [read(start), read(start)] == [2, 2]
+    other = configs.override(start, {"learner.learning_rate": 3e-4})
+    assert [read(other), read(start)] == [4, 4]
+    monkeypatch.setattr(campaign, "code", lambda: "0123456789abcdef")
+    assert [read(other), read(start), read(start)] == [6, 8, 8]
+    assert len({*evaluate.asked}) == 8
 
 
 @pytest.mark.parametrize("name", [n for n in FAULTS if n != "none"])

@@ -10,6 +10,7 @@ from scipy import stats
 from coevolve_jax.diagnosis import trends
 from coevolve_jax.harness import calibration
 from coevolve_jax.harness.calibration import Run
+from coevolve_jax.harness.store import answer
 from tests.harness.support import WITH_MADE_UP
 from tests.support import forked
 
@@ -121,12 +122,13 @@ def test_each_salt_is_a_run_of_its_own(quick, tmp_path):
     done = forked.run_after(WITH_MADE_UP, "calibrate_harness", tmp_path, quick, *flags)
     assert done.returncode == 0, done.stderr
     rows = calibration.read_rows(tmp_path / "starts.csv", SETTINGS)
-    runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
-    assert {c["rollout"]["salt"] for c in runs} == {0, 1, 2} == {r.salt for r in rows.values()}
+    folders = {
+        json.loads(p.read_text())["rollout"]["salt"]: p.parent.parent.name
+        for p in (tmp_path / "store").glob("*/seed_0/config.json")
+    }
+    assert folders.keys() == {0, 1, 2} == {r.salt for r in rows.values()}
     assert len({r.solved for r in rows.values()}) > 1
     for (_, _, salt), row in rows.items():
-        counts = json.loads((tmp_path / "fresh" / f"none_0_{salt}.json").read_text())["environment"][
-            "by_task"
-        ]
+        counts = answer(tmp_path / "fresh" / folders[salt] / "seed_0.json")
         assert [row.fresh_solved, row.fresh_trials] == [sum(c[i] for c in counts.values()) for i in (0, 1)]
     assert "On fresh tasks: success" in done.stdout

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from coevolve_jax.harness import calibration, levers, refusals
 from coevolve_jax.harness.refusals import Trained, Tried
 from coevolve_jax.harness.start import without_harness
+from coevolve_jax.harness.store import named
+from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.seeding import rng_for
 from tests.harness.support import WITH_MADE_UP, config
 from tests.support import forked
@@ -62,6 +65,7 @@ def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
         Trained(rows[3], 0.01, "alike"),
     ]
     told = refusals.table(rows, [0.5, 0.7], trained, 0.02)
+    assert "|  | trained | worse | alike | better | mean gain, without failed |" in told
     assert "Of 5 moves the backtest refuses 3: `order` 2, `live_groups` 1." in told
     assert "solves 60.0% (2 runs). One standard error of a gain is 2.4 points." in told
     assert "| refused | 3 | 2 | 0 | 1 | -1.0 |" in told and "| passed | 1 | 0 | 1 | 0 | +1.0 |" in told
@@ -74,9 +78,15 @@ def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
 
 def test_moves_come_back_as_they_were_written(tmp_path):
     rows = [row("reward.terms add length", "paid_share"), row("learner.epochs up")]
-    refusals.write(tmp_path / "backtests.csv", rows)
-    assert list(refusals.read(tmp_path / "backtests.csv").values()) == rows
-    assert refusals.read(tmp_path / "none.csv") == {}
+    path = tmp_path / "backtests.csv"
+    refusals.write(path, "abc-123-2/seed_0", rows)
+    assert list(refusals.read(path, "abc-123-2/seed_0").values()) == rows
+    assert refusals.read(tmp_path / "none.csv", "abc-123-2/seed_0") == {}
+    with pytest.raises(ValueError, match="backtests on abc.*_0, and these are on abc.*_1: name another --w"):
+        refusals.read(path, "abc-123-2/seed_1")
+    path.write_text("lever,move,by,why,unseen\nlearner.epochs,up,,,\n")
+    with pytest.raises(ValueError, match="has other columns than start, lever, move.*: move that file away"):
+        refusals.read(path, "abc-123-2/seed_0")
 
 
 @pytest.mark.slow
@@ -102,3 +112,32 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
     assert again.returncode == 0, again.stderr
     more = calibration.read_rows(tmp_path / "trained.csv", "configs/bfcl_harness.py")
     assert len(more) == 7 and {k: more[k] for k in rows} == rows
+    # Those of another start are refused before anything is run.
+    for other in (("--seed=1", *flags[1:]), ("--salts=1:3", *flags[2:])):
+        refused = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, flags[0], *other)
+        assert refused.returncode and f"backtests.csv has backtests on {known[0]['start']}" in refused.stderr
+    assert len(list((tmp_path / "store").glob("*/seed_*/config.json"))) == 7
+    # A move that lost all of its trials has failed, and the command ends. Without its start it cannot.
+    name = next(key[0] for key in more if key[0] != "none")
+    changes = {f"{lever} {move}": found for lever, move, found in refusals.moves(config("none"))}[name]
+    moved = levers.changed(without_harness(config("none")), changes)
+    folder = _all_trials_lost(tmp_path, moved, (name, 0))
+    told = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags[:3], "--passed=3")
+    assert told.returncode == 0, told.stderr
+    assert f"{name} 0 failed: {folder} has no valid trial in its last evaluation." in told.stdout
+    assert f"| `{name}` | {by_name[name] or 'passed'} | failed | worse |" in told.stdout
+    folder = _all_trials_lost(tmp_path, without_harness(config("none")), ("none", 0))
+    ended = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags)
+    assert ended.returncode and f"The start has no result of salt 0 ({folder} has no valid" in ended.stderr
+
+
+def _all_trials_lost(folder, config, key) -> Path:
+    """Takes all trials from the run of a config, and its row from trained.csv. Returns the run's workdir."""
+    (run,) = (folder / "store").glob(f"{named(config)}-*/seed_0")
+    rows = read_lines(run / "evaluations.jsonl")
+    write_lines(
+        run / "evaluations.jsonl", [{**e, "by_task": dict.fromkeys(e["by_task"], [0, 0])} for e in rows]
+    )
+    told = calibration.read_rows(folder / "trained.csv", "configs/bfcl_harness.py").values()
+    calibration.write_rows(folder / "trained.csv", [r for r in told if (r.fault, r.salt) != key])
+    return run

@@ -222,17 +222,6 @@ def test_gating_and_retirement_follow_later_versions():
     assert registry.thresholds(np.arange(101), "down_is_bad") == (5, 1)
 
 
-def test_successes_that_look_different_order_an_audit():
-    rng, names = np.random.default_rng(8), EVEN[:40]
-    child, parent = (made_up(names, rng) for _ in range(2))
-    won = lambda found, by: dataclasses.replace(found, rows=tuple({"x": r["x"] + by} for r in found.rows))
-    same = registry.shift_among_successes(x, child, parent, rng)
-    moved = registry.shift_among_successes(x, won(child, 2.0), parent, rng)
-    assert not registry.orders_audit(same) and registry.orders_audit(moved) and moved.auc > 0.9
-    apart = registry.shift_among_successes(x, made_up(EVEN[40:60], rng), parent, rng)
-    assert apart.auc is None and not registry.orders_audit(apart)
-
-
 def runs_of(values, gains, seeds=2):
     """version -> (value, gain) of each run, whose seeds are alike."""
     return {f"v{i:03d}": [(x, y)] * seeds for i, (x, y) in enumerate(zip(values, gains, strict=True))}

@@ -111,8 +111,9 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
     assert cells.run_all(tmp_path, config, [cell], 1, note) == [] and told == [None]
     assert cells.run_all(tmp_path, config, [cell], 1, note, retry=True) == [] and told == [None, None]
     assert sorted(path.name for path in workdir.glob("try_*")) == ["try_0", "try_1"]
-    (ran,) = json.loads((workdir / plan.RAN).read_text())  # once, though it ran twice in this place
-    assert ran["commit"] == cells.commit() and {*ran} == {"commit", "machine", "date"}
+    first, second = plan.ran(workdir)
+    assert second["commit"] == cells.commit() and {*second} == {"commit", "machine", "date"}
+    assert first == {**second, "diverged": {"step": 4, "why": "not finite"}}
     with monkeypatch.context() as patch:  # ended before its turn comes, it has its result still
         patch.setattr(cells, "run_side_by_side", lambda *works: [])
         cells.run_all(tmp_path, config, [cell], 1, note, retry=True)
@@ -120,6 +121,10 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
     # The failure is no divergence this time.
     (failure,) = cells.run_all(tmp_path, config, [cell], 1, note, retry=True)
     assert "a server is gone" in failure.why and not cells.ended(workdir)
+    assert [entry.get("diverged", {}).get("step") for entry in plan.ran(workdir)] == [4, 4, None]
+    # It goes on in this place, which is no other try.
+    assert cells.run_all(tmp_path, config, [cell], 1, note) == []
+    assert len(plan.ran(workdir)) == 3
 
 
 @pytest.mark.nightly
