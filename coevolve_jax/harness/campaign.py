@@ -152,7 +152,7 @@ class Campaign:
         for version in self.versions():
             judged, proposal = (self.read(version, part) for part in ("verdict", "proposal"))
             if judged and version != START:
-                parent = (proposal or {}).get("parent")
+                parent = (proposal or {}).get("parent", "")
                 gains[version] = gains.get(parent, 0.0) + (judged.get("difference") or 0.0)
                 if judged["kind"] == "promoted":
                     good.add(version)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -93,7 +93,7 @@ class History:
                 return lever, name, changes
         return None
 
-    def twin(self, parent: str, changes: Changes) -> str:
+    def twin(self, parent: str, changes: Mapping[str, Any]) -> str:
         """The version that has the config which these changes of the parent give; "" if none has."""
         return twin(changed(self.configs[parent], changes), self.configs)
 
