@@ -305,6 +305,7 @@ def _final(campaign: Campaign) -> dict | None:
         "parts": [[name, result.get(name)] for name in ("luck_of_seeds", "luck_of_tasks", "optimism")],
         "transfer": [{"label": name, **row} for name, row in result.get("transfer", {}).items()],
         "openings": result.get("openings"),
+        "lost": result.get("lost", {}),
         "engines": result.get("engines", ""),
     }
 

@@ -71,8 +71,7 @@ def compile(source: str, unit: str, names: Collection[str] | None = None) -> Exp
     Args:
       source: at most 300 characters with two comprehensions one deep, whose result is a double or a bool.
       unit: "trajectory", "group", "step" or "version": whose rows it reads (`features.FIELDS`).
-      names: the texts that may stand in it: names of tools, stop reasons and actions, and of diagnostics in
-        units above a trajectory. None allows any text.
+      names: the texts that may stand in it: names of tools, stop reasons and actions. None allows any text.
 
     Raises:
       ExpressionError: the formula is refused.
@@ -189,6 +188,5 @@ def _environment(unit: str) -> cel.Env:
         "int": cel.Type.INT, "double": cel.Type.DOUBLE, "bool": cel.Type.BOOL, "string": cel.Type.STRING,
         "list(string)": cel.Type.List(cel.Type.STRING),
         "map(string, int)": cel.Type.Map(cel.Type.STRING, cel.Type.INT),
-        "map(string, double)": cel.Type.Map(cel.Type.STRING, cel.Type.DOUBLE),
     }  # fmt: skip
     return cel.NewEnv(variables={name: kinds[field.type] for name, field in fields(unit).items()})

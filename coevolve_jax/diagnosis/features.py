@@ -80,10 +80,6 @@ FIELDS = (
     Field("clip_fraction", "double", _STEPS, "share of tokens whose ratio is clipped"),
     Field("entropy", "double", _STEPS, "entropy of the policy's next token, in nats"),
     Field("mismatch", "double", _STEPS, "difference of learner and sampler, in nats per token"),
-    Field("mean", "map(string, double)", _MANY, "mean of a trajectory's diagnostic, by its id"),
-    Field("p90", "map(string, double)", _MANY, "its 90th percentile"),
-    Field("solved", "map(string, double)", _MANY, "its mean over the successes"),
-    Field("failed", "map(string, double)", _MANY, "its mean over the failures"),
 )
 # The values of a whole run from its first to its last quarter have a table of their own (trends.py).
 TREND = {name: Field(name, "double", UNITS[4:], meaning) for name, meaning in trends.MEANINGS.items()}
@@ -145,7 +141,6 @@ def step_row(
     samples: Sequence[TrainingSample] = (),
     *,
     metrics: Mapping[str, Any] | None = None,
-    diagnostics: Mapping[str, Callable[[Row], float | None]] | None = None,
     rewards: Callable[[Group], Sequence[float]] = lambda group: group.rewards,
     step: int | None = None,
 ) -> Row:
@@ -154,7 +149,6 @@ def step_row(
     Args:
       samples: what the learner was given for them.
       metrics: the step's row of metrics.jsonl, for the values of the learner.
-      diagnostics: id -> value of a trajectory's row.
       rewards: those of `diagnosis.rewards.rewards_of`, for `shaped_mean`.
       step: as in `trajectory_row`.
     """
@@ -189,17 +183,6 @@ def step_row(
         "length_reward": correlation([r["tokens"] for r in rows], reward),
         **{field: (metrics or {}).get(name) for field, name in LEARNED.items()},
     }
-    found = {id: [value(r) for r in rows] for id, value in (diagnostics or {}).items()}
-
-    def each(of: Callable[[list[float]], Any], outcomes=(False, True)) -> dict[str, float]:
-        there = {
-            id: [v for v, success in zip(values, won, strict=True) if v is not None and success in outcomes]
-            for id, values in found.items()
-        }
-        return {id: float(of(values)) for id, values in there.items() if values}
-
-    row["mean"], row["p90"] = each(np.mean), each(lambda values: np.percentile(values, 90))
-    row["solved"], row["failed"] = each(np.mean, (True,)), each(np.mean, (False,))
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -211,7 +194,7 @@ def version_row(steps: Sequence[Row]) -> Row:
         if f.type.startswith("map"):
             names = {name for value in values for name in value}
             parts = {name: [v[name] for v in values if name in v] for name in sorted(names)}
-            row[f.name] = {n: sum(v) if f.type.endswith("int)") else _mean(v) for n, v in parts.items()}
+            row[f.name] = {n: sum(v) for n, v in parts.items()}
         elif f.type == "int":
             row[f.name] = max(values, default=0) if f.name == "longest_run" else sum(values)
         elif values:

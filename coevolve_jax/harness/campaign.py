@@ -145,12 +145,19 @@ class Campaign:
     def selected(self) -> str:
         """The version that the campaign ends with: the promoted one that no promoted one follows, or v000.
 
-        Where several are, as in a design without a loop, it is the one of the best score.
+        Where several are, as in a design without a loop, it is the one of the largest gain over v000: the sum
+        of its and its ancestors' differences, which no lost trial raises.
         """
-        judged = {v: self.read(v, "verdict") for v in self.versions()}
-        good = {v: found["success"] for v, found in judged.items() if found and found["kind"] == "promoted"}
-        followed = {self.read(v, "proposal")["parent"] for v in good}
-        return max(good.keys() - followed, key=lambda v: (good[v], v), default=START)
+        gains, good, followed = {START: 0.0}, set[str](), set[str]()
+        for version in self.versions():
+            judged, proposal = (self.read(version, part) for part in ("verdict", "proposal"))
+            if judged and version != START:
+                parent = (proposal or {}).get("parent", "")
+                gains[version] = gains.get(parent, 0.0) + (judged.get("difference") or 0.0)
+                if judged["kind"] == "promoted":
+                    good.add(version)
+                    followed.add(parent)
+        return max(good - followed, key=lambda v: (gains[v], v), default=START)
 
     def events(self) -> list[dict[str, Any]]:
         """The events. Raises Tampered where the chain of hashes breaks."""

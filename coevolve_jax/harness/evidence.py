@@ -49,6 +49,20 @@ class Selection(NamedTuple):
         solved, trials = (sum(count[i] for count in self.by_task.values()) for i in (0, 1))
         return solved / trials if trials else math.nan
 
+    @property
+    def most(self) -> int:
+        """The most valid trials of a task."""
+        return max((trials for _, trials in self.by_task.values()), default=0)
+
+    def lost(self, most: int) -> int:
+        """The trials that are not valid, of `most` for each task."""
+        return len(self.by_task) * most - sum(trials for _, trials in self.by_task.values())
+
+    def worst(self, most: int) -> float:
+        """Success with the lost trials as failures; nan where there is no trial at all."""
+        solved, trials = sum(s for s, _ in self.by_task.values()), len(self.by_task) * most
+        return solved / trials if trials else math.nan
+
 
 class Half(NamedTuple):
     """The first half of a run, and what came of it.

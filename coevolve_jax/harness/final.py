@@ -10,7 +10,9 @@ campaign has seen:
     luck of the seeds = gain(S, D) - gain(F, D);  luck of the tasks = gain(F, D) - gain(F, T)
     optimism = gain(S, D) - gain(F, T)
 
-A gain is the success of the selected harness minus that of the start. gain(F, T) is also read in other ways:
+A gain is the success of the selected harness minus that of the start. Where trials are lost, a seed's is the
+smaller of two: over the valid trials, and with the lost ones as failures. So no harness gains by losing what
+it fails. gain(F, T) is also read in other ways:
 
     P1   as the campaign evaluates: this is gain(F, T)
     P2   greedy
@@ -73,11 +75,16 @@ PROTOCOLS: dict[str, Protocol] = {
     "P4": Protocol(None, long=True, said="long tasks"),
     "P5": Protocol(None, flags=("--max_observation=80",), said="short observations"),
 }
+HARNESSES = ("start", "selected")
 ENGINE = {"name": "native", "matmul_dtype": ""}  # by which the test is read, whatever config.engine says
 
 
 class Reading(NamedTuple):
-    """Success of one run. seeds: "S", the campaign's, or "F", fresh. tasks: "D", selection, or "T"."""
+    """Success of one run. seeds: "S", the campaign's, or "F", fresh. tasks: "D", selection, or "T".
+
+    lost: trials that are not valid, by the most that a task has in any run. worst: success with them as
+    failures.
+    """
 
     harness: str
     version: str
@@ -85,7 +92,9 @@ class Reading(NamedTuple):
     seed: int
     tasks: str
     protocol: str
-    success: float
+    success: float = nan
+    lost: int = 0
+    worst: float = nan
 
 
 def open_test(evolution: Evolution, fresh: Sequence[int], opened: Mapping[str, Any], reopen: bool) -> None:
@@ -187,10 +196,10 @@ def _rows(evolution: Evolution, fresh: Iterable[int]) -> Iterator[tuple[Reading,
         runs = {("S", seed): run for seed, run in evolution.versions.runs(version).items()}
         runs |= {("F", seed): folder / "runs" / harness / f"seed_{seed}" for seed in fresh}
         for (kind, seed), run in runs.items():
-            yield Reading(harness, version, kind, seed, "D", "P1", nan), run, run / "evaluations.jsonl"
+            yield Reading(harness, version, kind, seed, "D", "P1"), run, run / "evaluations.jsonl"
             for name, protocol in PROTOCOLS.items():
                 file = folder / "readings" / f"{harness}_{seed}_{'P1' if protocol.long else name}.json"
-                yield Reading(harness, version, kind, seed, "T", name, nan), run, file
+                yield Reading(harness, version, kind, seed, "T", name), run, file
 
 
 def _read(evolution: Evolution, fresh: Iterable[int]) -> list[Reading]:
@@ -211,8 +220,21 @@ def _read(evolution: Evolution, fresh: Iterable[int]) -> list[Reading]:
             chosen = long if PROTOCOLS[reading.protocol].long else calls
             counts = {id: count for id, count in answer(file).items() if id in chosen}
             selection = evidence.Selection(counts, {})
-        found.append(reading._replace(success=selection.success))
-    return found
+        found.append((reading, selection))
+    return _told(found)
+
+
+def _told(found: Sequence[tuple[Reading, evidence.Selection]]) -> list[Reading]:
+    """The rows with their successes and lost trials. Runs that are read alike have been asked as often."""
+    most: dict[tuple[str, str], int] = {}
+    for reading, selection in found:
+        alike = reading.tasks, reading.protocol
+        most[alike] = max(most.get(alike, 0), selection.most)
+    told = []
+    for reading, own in found:
+        asked = most[reading.tasks, reading.protocol]
+        told.append(reading._replace(success=own.success, lost=own.lost(asked), worst=own.worst(asked)))
+    return told
 
 
 def _calls(task: Mapping[str, Any]) -> int:
@@ -274,13 +296,14 @@ def result(readings: Sequence[Reading]) -> dict[str, Any]:
     """The gains and the optimism, from the rows of readings.csv.
 
     A gain has a 95% t interval over seeds, paired by seed. The optimism's parts are differences of means.
+    `lost` has the lost trials of either harness; those of the long tasks are P1's, and count once.
     """
-    success = {(r.harness, r.seeds, r.seed, r.tasks, r.protocol): r.success for r in readings}
+    by_run = {(r.harness, r.seeds, r.seed, r.tasks, r.protocol): r for r in readings}
 
     def gains(seeds: str, tasks: str, protocol: str = "P1") -> list[float]:
         at = sorted({r.seed for r in readings if r.seeds == seeds})
-        both = [[success[h, seeds, s, tasks, protocol] for h in ("selected", "start")] for s in at]
-        return [a - b for a, b in both]
+        both = [[by_run[h, seeds, s, tasks, protocol] for h in HARNESSES] for s in at]
+        return [min(ours.success - theirs.success, ours.worst - theirs.worst) for theirs, ours in both]
 
     def told(values: Sequence[float]) -> dict[str, Any]:
         if len(values) < 2:
@@ -289,6 +312,7 @@ def result(readings: Sequence[Reading]) -> dict[str, Any]:
 
     gain = {f"{s}{t}": told(gains(s, t)) for s in "SF" for t in "DT"}
     value = {name: found["value"] for name, found in gain.items()}
+    once = [r for r in readings if not PROTOCOLS[r.protocol].long]
     names = sorted({r.protocol for r in readings if r.tasks == "T"})
     others = [name for name in names if name != "P1"]
     p = [stats.paired_p(gains("F", "T", name)) for name in others]
@@ -301,6 +325,7 @@ def result(readings: Sequence[Reading]) -> dict[str, Any]:
         "luck_of_tasks": value["FD"] - value["FT"],
         "optimism": value["SD"] - value["FT"],
         "transfer": {name: {**told(gains("F", "T", name)), **tests.get(name, {})} for name in names},
+        "lost": {h: sum(r.lost for r in once if r.harness == h) for h in HARNESSES},
     }
 
 
@@ -317,6 +342,7 @@ def table(result: Mapping[str, Any]) -> str:
         return f"{name:<44} {100 * found['value']:+.1f} points{span}"
 
     gain, point = result["gain"], lambda name, value: f"{name:<44} {100 * value:+.1f} points"
+    lost = [result.get("lost", {}).get(harness, 0) for harness in HARNESSES]
     return "\n".join(
         [
             told("gain, campaign's seeds, selection set", gain["SD"]),
@@ -331,6 +357,7 @@ def table(result: Mapping[str, Any]) -> str:
                 for name, found in result.get("transfer", {}).items()
                 if PROTOCOLS[name].said
             ),
+            *([f"{'trials lost, of start and selected':<44} {lost[0]} and {lost[1]}"] if any(lost) else ()),
             f"{'openings of this test in the store':<44} {result.get('openings', 1)}",
             *filter(None, [result.get("engines")]),
         ]

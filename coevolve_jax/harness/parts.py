@@ -19,7 +19,7 @@ from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.campaign import START, Campaign, sha256
 from coevolve_jax.harness.records import Proposal, Rule, Verdict
 from coevolve_jax.harness.registry import Diagnostic, testable
-from coevolve_jax.harness.store import Question, Store, difference
+from coevolve_jax.harness.store import Question, Store, difference, twin
 from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
 from coevolve_jax.seeding import rng_for
@@ -91,7 +91,8 @@ class Parts:
     def check(self, version: str, proposal: Proposal) -> None:
         """Raises Refused unless the proposal moves open levers of a version that may have children.
 
-        A skill that it names must hold for that version and say this move.
+        The config must be new in the campaign. A skill that it names must hold for that version and say this
+        move.
         """
         kinds = {v: self._versions.verdict(v) for v in self._campaign.versions() if v < version}
         good = [v for v, judged in kinds.items() if judged and judged.kind in ("start", "promoted")]
@@ -99,7 +100,13 @@ class Parts:
         if p.parent not in good:
             raise levers.Refused(f"{levers.short(p.parent)} is no parent: use one of {', '.join(good)}.")
         known, several = self._versions.open_levers(before=version), getattr(self._module, "SEVERAL", False)
-        levers.check_proposal(known, self._versions.config(p.parent), p, several)
+        own = self._versions.config(p.parent)
+        levers.check_proposal(known, own, p, several)
+        if earlier := twin(levers.changed(own, p.changes), {v: self._versions.config(v) for v in kinds}):
+            raise levers.Refused(
+                f"{p.lever} {levers.short(p.move)} of {p.parent} gives the config of {earlier}, whose runs "
+                "would count as new evidence: propose another move."
+            )
         if not p.skill:
             return
         holding = skills.holding(self._versions.skills(before=version), self._versions.row(p.parent))

@@ -206,6 +206,15 @@ def named(config: ConfigDict) -> str:
     return configs.digest(configs.override(config, {"seed": 0}))
 
 
+def twin(config: ConfigDict, others: Mapping[str, ConfigDict]) -> str:
+    """The first of the versions that has this very config but for its seed; "" if none has.
+
+    Such a version would get the same finished runs, which are no evidence of their own.
+    """
+    name = named(config)
+    return next((version for version, other in others.items() if named(other) == name), "")
+
+
 def is_run(workdir: Path, config: ConfigDict, seed: int) -> bool:
     """Whether a folder is named as the run of a config and seed, whatever the code."""
     return workdir.parent.name.startswith(f"{named(config)}-") and workdir.name == f"seed_{seed}"

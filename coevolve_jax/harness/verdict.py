@@ -122,16 +122,14 @@ def difference(parent: Selection, child: Selection) -> float:
     Where trials are lost it is the smaller of two: the mean over the tasks that both have, and the difference
     with lost trials as failures. So no version gains by losing what it fails.
     """
-    counts = [*parent.by_task.values(), *child.by_task.values()]
-    most = max((trials for _, trials in counts), default=0)
-    if all(trials == most for _, trials in counts):
+    most = max(parent.most, child.most)
+    if not (parent.lost(most) or child.lost(most)):
         return child.success - parent.success
     both = [(parent.by_task.get(task, (0, 0)), own) for task, own in child.by_task.items()]
     pairs = [own[0] / own[1] - theirs[0] / theirs[1] for theirs, own in both if own[1] and theirs[1]]
     if not pairs:
         return math.nan
-    worst = [sum(s for s, _ in side.by_task.values()) / len(side.by_task) / most for side in (parent, child)]
-    return min(float(np.mean(pairs)), worst[1] - worst[0])
+    return min(float(np.mean(pairs)), child.worst(most) - parent.worst(most))
 
 
 def standard_error(parent: Mapping[int, Selection], child: Mapping[int, Selection], noise: float) -> float:

@@ -163,6 +163,7 @@ def test_registry_skills_and_the_reading_of_the_test(whole):
     assert cards["Claim"][0] == f"{100 * claim['value']:+.1f} points" and "2 fresh seeds" in cards["Claim"][1]
     assert view["freeze"]["state"] == cards["Files"][0] == "intact" and len(final["opened"]) == 1
     assert (final["openings"], final["engines"]) == (1, "")
+    assert final["lost"] == {"start": 0, "selected": 0}
 
 
 def test_a_test_that_is_read_once_more_claims_nothing_until_it_is_read(whole, tmp_path):
@@ -266,7 +267,11 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     result = json.loads((whole / "final" / "final.json").read_text())
     for name, seeds in (("SD", 1), ("FT", 3)):
         result["gain"][name] |= {"low": None, "high": None, "seeds": seeds}
-    result |= {"openings": 3, "engines": "The selection set was read by another engine."}
+    result |= {
+        "lost": {"start": 1, "selected": 7},
+        "openings": 3,
+        "engines": "The selection set was read by another engine.",
+    }
     alike = changed(whole, tmp_path / "alike", "final/final.json", json.dumps(result))
     report.write_report(alike)
     test = visit(address(alike)).locator("section.group", has_text="The test, read after the end")
@@ -274,6 +279,7 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     assert "one seed: none" in row("SD") and "all seeds alike: none" in row("FT")
     said = test.inner_text()
     assert "Openings of this test by the campaigns of the store: 3." in said and result["engines"] in said
+    assert "Trials lost: 1 of the start, 7 of the selected harness." in said
     # Hostile text is text, and a campaign that goes on fits on a phone.
     other = shutil.copytree(half, tmp_path / "half", symlinks=True)
     for path in [*other.glob("versions/v00[23]/*.json")]:

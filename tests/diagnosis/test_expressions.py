@@ -52,8 +52,7 @@ ROW = {
     "actions": ["ls", "wc", "ls"], "distinct_tools": 2, "is_new_task": True,
 }  # fmt: skip
 NAMES = ("ls", "wc", "cat", "done", "token_limit", "failed_calls")
-WHOLE = {"rollouts": 4, "tool_calls": {"ls": 6, "wc": 2}, "stops": {"done": 4}, "live": 0.25,
-         "mean": {"failed_calls": 0.5}}  # fmt: skip
+WHOLE = {"rollouts": 4, "tool_calls": {"ls": 6, "wc": 2}, "stops": {"done": 4}, "live": 0.25}
 
 VALUES = {
     "double(errors) / double(calls)": 1 / 3,
@@ -166,8 +165,10 @@ def test_units_have_fields_of_their_own_and_none_of_a_trajectory_is_its_outcome(
     assert not set(fields("trajectory")) & set(LABELS) and len({f.name for f in FIELDS}) == len(FIELDS)
     value = lambda source: expressions.compile(source, "step", NAMES).value(WHOLE)
     assert value("double(tool_calls['ls']) / double(rollouts)") == 1.5
-    assert value("mean['failed_calls'] > 0.4 && live < 0.5") == 1.0
+    assert value("stops['done'] > 3 && live < 0.5") == 1.0
     assert value("stops['token_limit'] > 0") is None
+    with pytest.raises(ExpressionError, match="failed is no field of a step"):  # no row has it
+        value("failed['failed_calls'] > 0.4")
     for unit in UNITS:
         for field in fields(unit).values():
             try:  # a value of each declared type can be read

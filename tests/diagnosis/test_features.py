@@ -48,14 +48,13 @@ def test_a_rollouts_row_counts_what_it_did():
     assert not {"logprob_mean", "staleness"} & set(bare) and bare["calls"] == 3
 
 
-def test_a_steps_row_sums_means_and_splits_by_outcome():
+def test_a_steps_row_has_every_field_that_a_formula_may_name():
     lost = a_rollout(TASK, 4, False, valid=False)
     mixed = a_group(TASK, True, False, False, True)
     groups = [Group(TASK, (*mixed.trajectories, lost)), a_group(a_task("u", "ls"), False, False)]
     samples = [TrainingSample(t, np.ones(len(t.ids), np.float32)) for t in mixed.trajectories]
     row = step_row(
         groups, samples, metrics={"kl": 0.5, "mismatch_mean": 0.25},
-        diagnostics={"n": lambda r: r["calls"] or None},
         rewards=lambda g: [r + 1 for r in g.rewards],
     )  # fmt: skip
     assert (row["rollouts"], row["invalid"], row["groups"], row["calls"]) == (6, 1, 2, 4 * 3 + 2)
@@ -63,7 +62,8 @@ def test_a_steps_row_sums_means_and_splits_by_outcome():
     assert row["success"] == row["reward"] == 1 / 3 and row["shaped_mean"] == pytest.approx(4 / 3)
     assert (row["mixed"], row["live"], row["kept_share"], row["new_tasks"]) == (0.5, 0.5, 1.0, 0.5)
     assert (row["kl"], row["mismatch"]) == (0.5, 0.25) and "entropy" not in row
-    assert row["solved"] == {"n": 3.0} and row["failed"] == {"n": 2.0} and row["p90"] == {"n": 3.0}
+    unknown = {"entropy", "grad_norm", "clip_fraction", "length_reward"}  # no metric; all are equally long
+    assert set(row) == set(fields("step")) - unknown
     assert group_row(groups[0], samples)["spread"] == 0.5
     twice = version_row([row, {**row, "kl": 1.0}])
     assert (twice["calls"], twice["kl"], twice["distinct_tools"], twice["stops"]) == (
@@ -72,7 +72,7 @@ def test_a_steps_row_sums_means_and_splits_by_outcome():
         3,
         {"done": 12},
     )
-    assert twice["mean"] == row["mean"] and set(twice) == set(row)
+    assert set(twice) == set(row)
 
 
 def taught(groups):

@@ -93,19 +93,20 @@ class Judged(campaign.Campaign):
         return self.parts[version][part]
 
 
-SCORES = st.sampled_from([0.2, 0.4, 0.6])
+GAINS = st.sampled_from([-0.25, 0.0, 0.25, 0.5])  # sums are exact
 KINDS = st.sampled_from(["promoted", "promoted", "rejected"])
 
 
-@given(st.lists(st.tuples(st.integers(0, 7), KINDS, SCORES), max_size=8))
-def test_a_campaign_ends_with_the_best_of_the_promoted_versions_that_none_follows(later):
-    parts = {"v000": {"proposal": None, "verdict": {"kind": "start", "success": 0.9}}}
-    for number, (parent, kind, success) in enumerate(later, 1):
-        proposal = {"parent": f"v{parent % number:03d}"}
-        parts[f"v{number:03d}"] = {
-            "proposal": proposal,
-            "verdict": {"kind": kind, "success": success},
-        }
+@given(st.lists(st.tuples(st.integers(0, 7), KINDS, GAINS), max_size=8))
+def test_a_campaign_ends_with_the_largest_gain_of_the_promoted_versions_that_none_follows(later):
+    """The success is over valid trials alone, and the reverse of the gain: it says nothing."""
+    parts = {"v000": {"proposal": {"because": ""}, "verdict": {"kind": "start", "success": 0.9}}}
+    gains = {"v000": 0.0}
+    for number, (parent, kind, gain) in enumerate(later, 1):
+        proposal, version = {"parent": f"v{parent % number:03d}"}, f"v{number:03d}"
+        gains[version] = gains[proposal["parent"]] + gain
+        verdict = {"kind": kind, "success": -gains[version], "difference": gain}
+        parts[version] = {"proposal": proposal, "verdict": verdict}
     good = [v for v, own in parts.items() if own["verdict"]["kind"] == "promoted"]
     ends = [v for v in good if not any(parts[other]["proposal"]["parent"] == v for other in good)]
     chosen = Judged(parts).selected()
@@ -113,4 +114,15 @@ def test_a_campaign_ends_with_the_best_of_the_promoted_versions_that_none_follow
         assert chosen == "v000"
     else:
         assert chosen in ends
-        assert all(parts[v]["verdict"]["success"] <= parts[chosen]["verdict"]["success"] for v in ends)
+        assert all((gains[v], v) <= (gains[chosen], chosen) for v in ends)
+
+
+def test_a_version_without_a_score_counts_nothing_and_one_that_is_judged_later_is_not_selected():
+    refused = {"proposal": {"parent": "v001"}, "verdict": {"kind": "refused", "difference": None}}
+    parts = {
+        "v000": {"proposal": {"because": ""}, "verdict": {"kind": "start"}},
+        "v001": {"proposal": {"parent": "v000"}, "verdict": {"kind": "promoted", "difference": 0.1}},
+        "v002": refused,
+        "v003": {"proposal": {"parent": "v000"}, "verdict": None},
+    }
+    assert Judged(parts).selected() == "v001"

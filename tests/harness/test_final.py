@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness import final, start
+from coevolve_jax.harness import evidence, final, start
 from coevolve_jax.harness.campaign import Tampered
 from coevolve_jax.harness.store import Store
 from coevolve_jax.testing.campaign import MADE_UP, truth
@@ -116,6 +116,50 @@ def test_the_gains_are_those_of_the_rows(ended):
         true, abs=0.03
     )
     assert "the claim" in final.table(result)
+    assert all((r["lost"], r["worst"]) == ("0", r["success"]) for r in rows)
+    assert result["lost"] == {"start": 0, "selected": 0} and "lost" not in final.table(result)
+
+
+LOST = {
+    "all that it fails": [[2, 2]] * 20 + [[0, 0]] * 20,
+    "half of what it fails": [[2, 2]] * 20 + [[0, 1]] * 20,
+    "all but one task": [[2, 2]] + [[0, 0]] * 39,
+}
+
+
+@pytest.mark.parametrize("counts", LOST.values(), ids=LOST)
+def test_a_harness_gains_nothing_by_losing_what_it_fails(counts):
+    """The start solves half of the tasks. The selected harness solves no more, and loses trials."""
+    sides = {"start": [[2, 2]] * 20 + [[0, 2]] * 20, "selected": counts}
+    read = [("D", "P1"), *(("T", name) for name in final.PROTOCOLS)]
+    found = [
+        (final.Reading(h, "v", kind, seed, *how), evidence.Selection(dict(enumerate(own)), {}))
+        for h, own in sides.items()
+        for kind, seed in (("S", 0), ("F", 100), ("F", 101))
+        for how in read
+    ]
+    readings = final._told(found)
+    result, lost = final.result(readings), sum(2 - n for _, n in counts)
+    values = [row["value"] for row in (*result["gain"].values(), *result["transfer"].values())]
+    assert len(values) == 4 + 5 and max(values) <= 0
+    assert any(r.success > 0.5 for r in readings) and all(r.worst <= 0.5 for r in readings)
+    assert result["lost"] == {"start": 0, "selected": 3 * 5 * lost}  # P4 has the rollouts of P1
+    assert f"trials lost, of start and selected           0 and {15 * lost}\n" in final.table(result)
+
+
+def test_lost_trials_stand_in_the_row_of_their_run(ended):
+    path = ended.campaign.folder / "final" / "readings" / "selected_100_P2.json"
+    text = path.read_text()
+    raw = json.loads(text)
+    counts = raw["environment"]["by_task"]
+    counts["held_out-0"], counts["held_out-1"] = [0, 0], [1, 1]
+    path.write_text(json.dumps(raw))
+    found = final._read(ended, [100, 101, 102])
+    (told,) = [r for r in found if r.lost]
+    path.write_text(text)
+    assert (told.harness, told.seed, told.protocol, told.lost) == ("selected", 100, "P2", 3)
+    solved = sum(s for s, _ in counts.values())
+    assert told.worst == solved / (2 * len(counts)) < told.success == solved / (2 * len(counts) - 3)
 
 
 @pytest.mark.parametrize(

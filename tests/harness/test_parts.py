@@ -8,6 +8,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.harness import backtest, evidence, levers
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.store import twin
 from coevolve_jax.harness.templates import Candidate, checked
 from tests.harness.support import config, evolution
 
@@ -38,6 +39,22 @@ def test_a_version_whose_evaluation_is_another_is_invalid_although_the_canary_is
     assert judged.decided.sentence == (
         "config.evaluation.temperature is 0.7, other than the start's: a lever moved the judge."
     )
+
+
+def test_a_move_back_to_the_config_of_an_earlier_version_is_refused(tmp_path):
+    """The store would return its finished runs, and a test would count them as new rollouts."""
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    found.run()
+    key = "learner.learning_rate"
+    assert found.versions.verdict("v001").kind == "promoted" and found.versions.proposal("v001").lever == key
+    says = lambda move, rate: Proposal("v001", key, move, {key: rate}, because="To see.", proposer="test")
+    found.parts.check("v002", says("x3", 9e-5))
+    why = "'/3' of v001 gives the config of v000, whose runs would count as new evidence: propose another"
+    with pytest.raises(levers.Refused, match=why):
+        found.parts.check("v002", says("/3", 1e-5))
+    start = found.versions.config("v000")
+    assert twin(configs.override(start, {"seed": 7}), {"v000": start}) == "v000"
+    assert twin(found.versions.config("v001"), {"v000": start}) == ""
 
 
 def test_the_reward_of_parent_and_child_is_by_the_childs_terms(tmp_path, monkeypatch):

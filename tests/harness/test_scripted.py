@@ -7,7 +7,7 @@ import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import levers, skills
-from coevolve_jax.harness.proposers import scripted
+from coevolve_jax.harness.proposers import placebo, score, scripted
 from coevolve_jax.harness.proposers.base import History, Seen
 from coevolve_jax.harness.records import Expectation, Proposal
 from tests.harness.support import config
@@ -22,9 +22,12 @@ SLOW = {"kl_last": 0.001, "gain": 0.0, "dead_last": 0.4}  # too-slow holds
 def proposed(*versions: Seen) -> Proposal:
     """The next proposal. The start has a tenth of the learning rate; v001 has three times that."""
     start = config("slow")
-    made = {"v000": start, "v001": configs.override(start, FASTER.changes)}
+    own = {v.id: configs.override(start, FASTER.changes) for v in versions if v.kind == "promoted"}
     known = History(
-        [Seen("v000", None, "start", "", 0.4, SLOW), *versions], made, levers.table(start), skills.BUILT_IN
+        [Seen("v000", None, "start", "", 0.4, SLOW), *versions],
+        {"v000": start, **own},
+        levers.table(start),
+        skills.BUILT_IN,
     )
     drawn = scripted.make(start).propose(known, np.random.default_rng(0))
     assert drawn is not None
@@ -40,6 +43,19 @@ def test_a_move_that_was_promoted_goes_on_until_it_is_refused():
     second = Seen("v002", dataclasses.replace(again), "rejected", "", 0.5, {})
     other = proposed(first, second)
     assert other.parent == "v001" and other.lever != RATE
+
+
+@pytest.mark.parametrize("proposer", [scripted, placebo, score], ids=["scripted", "placebo", "score"])
+def test_a_move_that_gives_the_config_of_an_earlier_version_is_passed_over(proposer):
+    start = config("slow", levers=(RATE,))
+    faster = configs.override(start, FASTER.changes)
+    seen = [Seen("v000", None, "start", "", 0.4, {}), Seen("v001", FASTER, "promoted", "", 0.5, {})]
+    known = History(seen, {"v000": start, "v001": faster}, levers.table(start), ())
+    assert known.new_moves("v001") == [(RATE, "x3"), (RATE, "/3")]
+    assert known.twin("v001", {RATE: 1e-5}) == "v000" and known.twin("v001", {RATE: 9e-5}) == ""
+    assert known.first_that_runs("v001", [(RATE, "/3")]) is None
+    drawn = [proposer.make(start).propose(known, np.random.default_rng(seed)).move for seed in range(8)]
+    assert drawn == ["x3"] * 8
 
 
 def test_after_three_failures_in_a_row_another_layer_is_moved():

@@ -1,25 +1,49 @@
-"""The design of the search: every point moves something, can run, and passes the checks of proposals."""
+"""The design of the search: every point moves something, can run, passes the checks, and comes once."""
 
 import numpy as np
 import pytest
 
+from coevolve_jax import config as configs
 from coevolve_jax.harness import levers, skills
 from coevolve_jax.harness.proposers import search
 from coevolve_jax.harness.proposers.base import History, Seen
+from coevolve_jax.harness.store import named
 from tests.harness.support import config
 
 
-@pytest.mark.parametrize("open_levers", [(), ("learner.learning_rate",), ("learner.filter_z",)])
-def test_each_point_of_the_design_is_a_proposal_that_passes(open_levers):
-    c = config(levers=open_levers, versions=4)
-    table = levers.table(c)
-    seen = [Seen("v000", None, "start", "", 0.4, {})]
+def proposed(c, formulas=None):
+    """The configs that a search proposes until it has none, the start first.
+
+    formulas: number of versions -> the diagnostics that are registered then, as terms of the reward.
+    """
+    seen, made = [Seen("v000", None, "start", "", 0.4, {})], {"v000": c}
     proposer, rng = search.make(c), np.random.default_rng(0)
-    for number in range(1, 5):
-        known = History(seen, {"v000": c}, table, skills.BUILT_IN)
-        drawn = proposer.propose(known, rng)
-        if open_levers == ("learner.filter_z",):
-            assert drawn is None  # the filter is off, so it has no effect
-            return
+    for _ in range(c.harness.versions + 1):
+        table = levers.table(c, formulas and formulas(len(seen)))
+        drawn = proposer.propose(History(seen, made, table, skills.BUILT_IN), rng)
+        if drawn is None:
+            break
         levers.check_proposal(table, c, levers.plain(drawn), search.SEVERAL)
-        seen.append(Seen(f"v{number:03d}", drawn, "rejected", "", 0.4, {}))
+        seen.append(Seen(f"v{len(seen):03d}", drawn, "rejected", "", 0.4, {}))
+        made[seen[-1].id] = configs.override(c, drawn.changes)
+    return list(made.values())
+
+
+@pytest.mark.parametrize(
+    ("open_levers", "versions", "points"),
+    [
+        ((), 4, 4),
+        (("learner.learning_rate",), 4, 2),  # x3 and /3
+        (("learner.learning_rate",), 9, 2),
+        (("learner.filter_z",), 4, 0),  # the filter is off, so it has no effect
+    ],
+)
+def test_each_point_of_the_design_comes_once_and_passes(open_levers, versions, points):
+    made = proposed(config(levers=open_levers, versions=versions))
+    assert len({named(c) for c in made}) == len(made) == 1 + points
+
+
+def test_a_design_whose_levers_grow_repeats_no_config():
+    growing = lambda number: {f"d{i}": (f"double(errors) * {i}.0", True) for i in range(number)}
+    made = proposed(config(levers=("learner.learning_rate", "reward.terms"), versions=10), growing)
+    assert len({named(c) for c in made}) == len(made) > 6

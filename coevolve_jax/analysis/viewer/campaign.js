@@ -386,6 +386,8 @@ const theTest = ({ final }) => {
     read.length > 0 && [
       note(`${says} Only FT is claimed.`),
       note(`Openings of this test by the campaigns of the store: ${plain(final.openings ?? 1)}.`),
+      Object.values(final.lost ?? {}).some(Boolean) &&
+        note(`Trials lost: ${plain(final.lost.start)} of the start, ${plain(final.lost.selected)} of the selected harness.`),
       Boolean(final.engines) && note(final.engines),
       forest(read, points, -reach, reach, ["--ink"]),
       gainTable("gain", read),

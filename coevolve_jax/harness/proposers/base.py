@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.harness.levers import Changes, Lever, Refused, move
+from coevolve_jax.harness.levers import Changes, Lever, Refused, changed, move
 from coevolve_jax.harness.records import Proposal, Skill
 from coevolve_jax.harness.registry import Diagnostic
+from coevolve_jax.harness.store import twin
 from coevolve_jax.harness.templates import Candidate
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.types import Group
@@ -82,13 +83,19 @@ class History:
     def first_that_runs(
         self, parent: str, moves: Iterable[tuple[str, str]]
     ) -> tuple[str, str, Changes] | None:
-        """The first (lever, move) whose config can run and has an effect, with its changes."""
+        """The first (lever, move) whose config can run, has an effect and is new, with its changes."""
         for lever, name in moves:
             try:
-                return lever, name, move(self.levers, self.configs[parent], lever, name)
+                changes = move(self.levers, self.configs[parent], lever, name)
             except Refused:
                 continue
+            if not self.twin(parent, changes):
+                return lever, name, changes
         return None
+
+    def twin(self, parent: str, changes: Mapping[str, Any]) -> str:
+        """The version that has the config which these changes of the parent give; "" if none has."""
+        return twin(changed(self.configs[parent], changes), self.configs)
 
 
 class Proposer(Protocol):

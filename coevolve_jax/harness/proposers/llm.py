@@ -134,7 +134,8 @@ class Model:
             return self._refuse(f"{answer.lever[:40]!r} {answer.move[:40]!r} is no open move.")
         found = history.first_that_runs(parent.id, [(answer.lever, answer.move)])
         if found is None:
-            return self._refuse(f"{answer.lever} {answer.move} cannot run or has no effect.")
+            why = "cannot run, has no effect or gives the config of an earlier version"
+            return self._refuse(f"{answer.lever} {answer.move} {why}.")
         return Proposal(
             parent.id,
             *found,

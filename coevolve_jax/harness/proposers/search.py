@@ -1,18 +1,22 @@
 """Search without a loop: a Latin hypercube over the levers, drawn before any version is trained.
 
 Each version starts from v000 and moves every lever to one of its values. Over the campaign each lever's moves
-come about equally often. A point that is v000 itself is left out. The best score wins: what a sweep of equal
-cost would find.
+come about equally often. A point that is v000 itself is left out, and so is one that came before. The largest
+gain wins: what a sweep of equal cost would find.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.harness.levers import DESIGN, Refused, check_effect
+from coevolve_jax.harness.levers import DESIGN, Refused, changed, check_effect
 from coevolve_jax.harness.proposers.base import History
 from coevolve_jax.harness.records import Proposal
+from coevolve_jax.harness.store import named
 from coevolve_jax.seeding import rng_for
 
 RULES = ("score",)
@@ -27,9 +31,24 @@ class Search:
         self._versions, self._seed = versions, seed
 
     def propose(self, history: History, rng: np.random.Generator) -> Proposal | None:
-        first = len(history.versions) - 1
-        points = (self._point(history, (first + i) % self._versions) for i in range(self._versions))
-        return next((point for point in points if point.changes), None)
+        """Returns the next point of the design; None where it is used up.
+
+        A diagnostic that was registered since is one more term of the reward, and moves some points. So a
+        point may still be the config of an earlier version: it is passed over.
+        """
+        points = itertools.islice(self._design(history), len(history.versions) - 1, None)
+        return next((p for p in points if not history.twin(p.parent, p.changes)), None)
+
+    def _design(self, history: History) -> Iterator[Proposal]:
+        """The points in their order, but for the start itself and any config that came before."""
+        start = history.configs[history.versions[0].id]
+        there = {named(start)}
+        for number in range(self._versions):
+            point = self._point(history, number)
+            name = named(changed(start, point.changes))
+            if name not in there:
+                there.add(name)
+                yield point
 
     def _point(self, history: History, number: int) -> Proposal:
         """A point of the design. It changes nothing where it is the start itself."""
