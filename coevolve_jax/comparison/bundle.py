@@ -27,18 +27,10 @@ from coevolve_jax import config as configs
 from coevolve_jax import shipped
 from coevolve_jax.comparison import results
 from coevolve_jax.comparison.arms import ARMS
+from coevolve_jax.comparison.cell_files import RAN, diverged, ended, finished
 from coevolve_jax.comparison.cells import begun
 from coevolve_jax.comparison.consistency import check_run
-from coevolve_jax.comparison.plan import (
-    JOINING,
-    RAN,
-    Cell,
-    cell_config,
-    diverged,
-    ended,
-    finished,
-    start_config,
-)
+from coevolve_jax.comparison.plan import JOINING, Cell, cell_config, start_config
 from coevolve_jax.comparison.quality import quality
 
 FINISHED = (

@@ -14,17 +14,8 @@ from ml_collections import ConfigDict
 
 import coevolve_jax
 from coevolve_jax import shipped
-from coevolve_jax.comparison.plan import (
-    RAN,
-    Cell,
-    changes,
-    diverged,
-    ended,
-    finished,
-    forget_divergence,
-    ran,
-    start_config,
-)
+from coevolve_jax.comparison.cell_files import RAN, diverged, ended, finished, forget_divergence, ran
+from coevolve_jax.comparison.plan import Cell, changes, start_config
 from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs

@@ -15,6 +15,7 @@ import numpy as np
 
 from coevolve_jax.analysis.stats import HELP, lost_trials
 from coevolve_jax.comparison.arms import PLANNED
+from coevolve_jax.comparison.cell_files import diverged, ended, finished, ran
 from coevolve_jax.comparison.differences import (
     EFFECT,
     METRICS,
@@ -29,7 +30,7 @@ from coevolve_jax.comparison.differences import (
     no_values,
 )
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
-from coevolve_jax.comparison.plan import Cell, diverged, ended, finished, ran
+from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.types import GIVEN, mixed
 

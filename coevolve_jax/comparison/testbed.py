@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from coevolve_jax import config as configs
 from coevolve_jax import shipped
-from coevolve_jax.comparison import bundle, plan, results
+from coevolve_jax.comparison import bundle, cell_files, plan, results
 
 
 class Testbed(NamedTuple):
@@ -109,7 +109,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict], dict[str,
         with tempfile.TemporaryDirectory() as folder:
             bundle.expand(opened, Path(folder))
             bundle.check(opened, Path(folder))
-            done = [c for c in opened.cells if plan.finished(c.workdir(Path(folder)))]
+            done = [c for c in opened.cells if cell_files.finished(c.workdir(Path(folder)))]
             rows = results.outcomes(Path(folder), done)
             costs = results.budgets(Path(folder), list(opened.cells))
         told = {"bundle": opened.name, "digest": opened.digest, **opened.told}

@@ -95,6 +95,12 @@ def ignore_endings() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def heed_endings() -> None:
+    """Undoes `ignore_endings` in a process that this one has forked."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def shut_in() -> None:
     """Locks this process down: from here on it can only compute, and read and write its open files.
 

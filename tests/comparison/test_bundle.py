@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coevolve_jax.comparison import bundle, leaderboard, plan, results, testbed
+from coevolve_jax.comparison import bundle, cell_files, leaderboard, plan, results, testbed
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
@@ -423,7 +423,7 @@ def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_
     assert [(e["taken"], e["repeated"], e["alike"]) for e in entries] == [(1, 0, 0), (0, 1, 1)]
     for cell in first.cells:
         names = {p.name for p in cell.workdir(tmp_path / "alike").iterdir()}
-        assert names == {*bundle.FINISHED, plan.RAN}
+        assert names == {*bundle.FINISHED, cell_files.RAN}
 
     monkeypatch.setattr(bundle, "_check_cell", lambda *cell: None)  # which sees more than the counts
     flipped = lambda own: own.update({min(own): [2 - own[min(own)][0], own[min(own)][1]]})
@@ -444,4 +444,4 @@ def test_a_run_that_diverged_is_in_the_bundle_as_one(home, tmp_path):
     (workdir / "failure.json").write_text(json.dumps({"step": 1, "why": "not finite"}))
     bundle.write(folder, opened.plan, [Cell(NAME, 0)], tmp_path / "bundle", **opened.told)
     join(tmp_path / "other", bundle.read(tmp_path / "bundle"))
-    assert plan.diverged(Cell(NAME, 0).workdir(tmp_path / "other")) == {"step": 1, "why": "not finite"}
+    assert cell_files.diverged(Cell(NAME, 0).workdir(tmp_path / "other")) == {"step": 1, "why": "not finite"}

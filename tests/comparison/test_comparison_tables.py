@@ -13,7 +13,7 @@ import pytest
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import load_comparison
-from coevolve_jax.comparison import plan, results
+from coevolve_jax.comparison import cell_files, plan, results
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 
@@ -362,7 +362,7 @@ def test_a_cell_tells_its_commits_and_dates(folder, tmp_path):
         {"commit": c, "machine": "m", "date": f"2026-12-0{i}"}
         for i, c in ((1, "one"), (2, "two"), (3, "one"))
     ]
-    (DONE[0].workdir(tmp_path / "runs") / plan.RAN).write_text(json.dumps(ran))
+    (DONE[0].workdir(tmp_path / "runs") / cell_files.RAN).write_text(json.dumps(ran))
     made = results.read(tmp_path / "runs", PLAN, CELLS, keep=True)
     with open(tmp_path / "runs" / "cells.csv") as f:
         row = next(r for r in csv.DictReader(f) if (r["arm"], r["seed"]) == (DONE[0].arm, str(DONE[0].seed)))
@@ -377,7 +377,7 @@ def test_runs_that_were_tried_again_after_they_had_diverged_are_named(folder, tm
     origin = {"commit": "one", "machine": "m", "date": "2026-12-01"}
     failed = lambda step: {**origin, "diverged": {"step": step, "why": "not finite"}}
     for cell, ran in ((DONE[0], [failed(3), failed(2), origin]), (DIVERGED, [failed(1), origin])):
-        (cell.workdir(runs) / plan.RAN).write_text(json.dumps(ran))
+        (cell.workdir(runs) / cell_files.RAN).write_text(json.dumps(ran))
     found = results.read(runs, PLAN, CELLS, keep=True)
     name = f"{DONE[0].arm}, seed {DONE[0].seed} (step 3, then 2)"
     (told,) = (note for note in found["notes"] if note.startswith("Tried again after they had diverged"))
@@ -388,9 +388,9 @@ def test_runs_that_were_tried_again_after_they_had_diverged_are_named(folder, tm
     old = [{key: value for key, value in row.items() if key != "diverged_before"} for row in rows[1]]
     assert told not in results.summarise(rows[0], old, PLAN)["notes"]
     # The failure of a cell that is older than ran.json is kept without an origin.
-    (DIVERGED.workdir(runs) / plan.RAN).unlink()
-    plan.forget_divergence(DIVERGED.workdir(runs))
-    (entry,) = plan.ran(DIVERGED.workdir(runs))
+    (DIVERGED.workdir(runs) / cell_files.RAN).unlink()
+    cell_files.forget_divergence(DIVERGED.workdir(runs))
+    (entry,) = cell_files.ran(DIVERGED.workdir(runs))
     assert entry["diverged"]["step"] == 3 and {*entry} == {"diverged"}
     (row,) = results.budgets(runs, [DIVERGED])
     assert row["diverged"] is None and row["diverged_before"] == "3"

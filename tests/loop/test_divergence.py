@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from coevolve_jax.analysis import report
-from coevolve_jax.comparison import cells, plan, results
+from coevolve_jax.comparison import cell_files, cells, plan, results
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 from coevolve_jax.config import load_file, override
@@ -111,7 +111,7 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
     assert cells.run_all(tmp_path, config, [cell], 1, note) == [] and told == [None]
     assert cells.run_all(tmp_path, config, [cell], 1, note, retry=True) == [] and told == [None, None]
     assert sorted(path.name for path in workdir.glob("try_*")) == ["try_0", "try_1"]
-    first, second = plan.ran(workdir)
+    first, second = cell_files.ran(workdir)
     assert second["commit"] == cells.commit() and {*second} == {"commit", "machine", "date"}
     assert first == {**second, "diverged": {"step": 4, "why": "not finite"}}
     with monkeypatch.context() as patch:  # ended before its turn comes, it has its result still
@@ -121,10 +121,10 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
     # The failure is no divergence this time.
     (failure,) = cells.run_all(tmp_path, config, [cell], 1, note, retry=True)
     assert "a server is gone" in failure.why and not cells.ended(workdir)
-    assert [entry.get("diverged", {}).get("step") for entry in plan.ran(workdir)] == [4, 4, None]
+    assert [entry.get("diverged", {}).get("step") for entry in cell_files.ran(workdir)] == [4, 4, None]
     # It goes on in this place, which is no other try.
     assert cells.run_all(tmp_path, config, [cell], 1, note) == []
-    assert len(plan.ran(workdir)) == 3
+    assert len(cell_files.ran(workdir)) == 3
 
 
 @pytest.mark.nightly

@@ -243,8 +243,7 @@ def launch(folder: str) -> None:
             break
         if not os.fork():
             lockdown.die_with_parent(signal.SIGKILL)
-            for number in lockdown.ENDING:
-                signal.signal(number, signal.SIG_DFL)
+            lockdown.heed_endings()
             os.dup2(descriptors[0], 0)
             os.closerange(1, 1 << 16)
             with contextlib.suppress(BaseException):

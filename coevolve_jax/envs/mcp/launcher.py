@@ -105,8 +105,8 @@ def _become(server: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
             os.dup2(descriptor, number)
         os.closerange(3, 1 << 12)
         os.chdir(server["folder"])
-        for number in (signal.SIGPIPE, *lockdown.ENDING):  # exec keeps that they are ignored
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
+        lockdown.heed_endings()
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         # Not the address space: V8 reserves far more of that than it uses.
