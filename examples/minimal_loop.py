@@ -28,6 +28,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+from absl import app
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -222,7 +223,7 @@ SETTINGS = {
 }
 
 
-def main() -> None:
+def main(_: Sequence[str]) -> None:
     """Prints what happens in a run of SETTINGS, with the tiny Qwen3 of this repository."""
     config = configs.override(configs.load_file("configs/bfcl_tiny.py"), SETTINGS)
     successes, size = [], config.data.initial_tasks
@@ -243,4 +244,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)  # which knows --help

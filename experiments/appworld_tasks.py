@@ -8,7 +8,9 @@ score on them is no AppWorld score. If they exist already, the script does nothi
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import importlib.util
 import json
 import os
 import sys
@@ -221,4 +223,8 @@ def _write(path: Path, value: Any) -> None:
 
 
 if __name__ == "__main__":
+    said = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=said).parse_args()
+    if not importlib.util.find_spec("appworld"):
+        sys.exit(f"{sys.executable} has no appworld: make setup-appworld, and use .appworld/bin/python.")
     make_missing(Path(sys.prefix) / "own")

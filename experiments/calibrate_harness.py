@@ -49,9 +49,11 @@ def run() -> None:
         raise ValueError(f"--faults names {wrong[0]!r}: use all, or some of {', '.join(bench.FAULTS)}.")
     seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value)
 
+    def campaign(fault: str):
+        return settled(plan.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value))
+
     def config_of(fault: str, salt: int):
-        c = plan.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value)
-        return configs.override(without_harness(settled(c)), {"rollout.salt": salt})
+        return configs.override(without_harness(campaign(fault)), {"rollout.salt": salt})
 
     path, failures, say = folder / "starts.csv", [], lambda text: print(text, flush=True)
     settings = " ".join([_CONFIG.value, *_SET.value])
@@ -90,7 +92,7 @@ def run() -> None:
                 rows[fault, seed, salt] = row
         calibration.write_rows(path, rows.values())
         say(told())
-    say(calibration.table(list(rows.values())))
+    say(calibration.table(list(rows.values()), campaign("none").harness.noise))
     if failures:
         raise ValueError("\n".join(["Some runs failed; the same command tries them again:", *failures]))
 

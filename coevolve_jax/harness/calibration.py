@@ -14,7 +14,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -215,33 +215,37 @@ def costs(runs: Sequence[Run]) -> tuple[float, list[Cost]]:
     return fit.sd, sorted(found, key=lambda c: -c.cost)
 
 
-def selected_luck(runs: Sequence[Run]) -> list[Luck]:
-    """Returns what campaigns over these runs would gain out of nothing."""
+def selected_luck(runs: Sequence[Run], assumed: float) -> list[Luck]:
+    """Returns what campaigns over these runs would gain out of nothing.
+
+    assumed: the noise between runs by which these campaigns judge, their config.harness.noise.
+    """
     there = [math.nan if r.fresh is None else r.fresh for r in runs]
     scores, spread = np.array([[r.success for r in runs], there]).T, noise(runs)
     again = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
     found = []
     for rule in RULES:
         for size in SIZES:
-            gain, kept = _gained(scores, rule, size, CAMPAIGNS)
-            others = [_gained(scores[own], rule, size, CAMPAIGNS // 20) for own in again]
+            how = {"rule": rule, "versions": size[0], "seeds": size[1], "noise": assumed}
+            gain, kept = _gained(scores, CAMPAIGNS, how)
+            others = [_gained(scores[own], CAMPAIGNS // 20, how) for own in again]
             (low, kept_low), (high, kept_high) = np.quantile(others, (0.025, 0.975), axis=0)
-            how = {"rule": rule, "versions": size[0], "seeds": size[1], "noise": spread}
             simulated = optimism(normal(spread), truth=0.0, campaigns=CAMPAIGNS, **how).mean()
             told = (gain, low, high, simulated, kept, kept_low, kept_high)
             found.append(Luck(rule, *size, *map(float, told)))
     return found
 
 
-def _gained(scores: np.ndarray, rule: str, size: tuple[int, int], campaigns: int) -> np.ndarray:
+def _gained(scores: np.ndarray, campaigns: int, how: Mapping[str, Any]) -> np.ndarray:
     """The mean gain of campaigns over measured runs, on each set of tasks. scores: [runs, sets]."""
-    versions, seeds = size
-    how = {"rule": rule, "versions": versions, "seeds": seeds, "noise": float(scores[:, 0].std(ddof=1))}
     return optimism(resampled(scores), truth=scores.mean(0), campaigns=campaigns, **how).mean(0)
 
 
-def table(runs: Sequence[Run]) -> str:
-    """The noise and the costs over seeds, and the optimism over salts, as Markdown, in points."""
+def table(runs: Sequence[Run], assumed: float) -> str:
+    """The noise and the costs over seeds, and the optimism over salts, as Markdown, in points.
+
+    assumed: as for `selected_luck`.
+    """
     plain = [r for r in runs if r.salt == 0]
     lost, commits = sum(r.lost for r in runs), sorted({r.commit[:7] for r in runs})
     healthy = [r for r in plain if r.fault == "none"]
@@ -251,7 +255,7 @@ def table(runs: Sequence[Run]) -> str:
         found.append(f"About the mean of its seed a run deviates by {_points(spread)} points.")
         found.append(
             markdown(
-                ("fault", "runs", "success", "cost", "p", "kept"),
+                ("fault", "runs", "success", "cost", "one-sided p", "kept"),
                 [
                     (f"`{c.fault}`", c.runs, _points(c.success),
                      _interval(c.cost, c.cost - c.margin, c.cost + c.margin), f"{c.p:.2g}",
@@ -263,8 +267,8 @@ def table(runs: Sequence[Run]) -> str:
     for seed in sorted({r.seed for r in runs if r.salt}):
         salted = [r for r in runs if r.fault == "none" and r.seed == seed]
         found += [
-            f"Seed {seed}, {len(salted)} salts: {_noise(salted)}{_fresh(salted)} What campaigns gain out of "
-            "nothing:",
+            f"Seed {seed}, {len(salted)} salts: {_noise(salted)}{_fresh(salted)} What campaigns that judge "
+            f"by a noise of {_points(assumed)} points gain out of nothing:",
             markdown(
                 ("rule", "versions", "seeds", "of these runs", "of normal numbers", "on fresh tasks"),
                 [
@@ -272,7 +276,7 @@ def table(runs: Sequence[Run]) -> str:
                         *(row.rule, row.versions, row.seeds, _interval(row.gain, row.low, row.high)),
                         *(_points(row.simulated), _interval(row.kept, row.kept_low, row.kept_high)),
                     )
-                    for row in selected_luck(salted)
+                    for row in selected_luck(salted, assumed)
                 ],
             ),
         ]
@@ -310,7 +314,7 @@ def _interval(rate: float, low: float, high: float) -> str:
 
 
 def _points(rate: float) -> str:
-    return "" if math.isnan(rate) else f"{100 * rate:.1f}"
+    return "" if math.isnan(rate) else f"{round(100 * rate, 1) + 0.0:.1f}"  # no -0.0
 
 
 def markdown(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:

@@ -35,7 +35,7 @@ def optimism(
       rule: a version replaces its parent if it is "not worse", or better by "one se", which is
         sqrt(2 noise^2 / seeds). "best" takes the best of start and versions at the end.
       versions: trained besides the start. seeds: runs of each.
-      noise: standard deviation of one run's score on the first set.
+      noise: what the rule takes for the standard deviation of one run's score on the first set.
       truth: the mean of the scores, of all sets or of each.
     """
     scores = draw(np.random.default_rng(seed), (campaigns, versions + 1, seeds)).mean(2)

@@ -63,7 +63,7 @@ def test_a_fault_costs_what_it_takes_from_each_seed_and_is_kept_if_that_is_large
 def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again(monkeypatch):
     solved, fresh = (270, 280, 284, 276, 288, 282, 274, 278), (100, 90, 110, 95, 104, 99, 101, 97)
     runs = [run("none", 0, n, i, fresh=(m, 200)) for i, (n, m) in enumerate(zip(solved, fresh, strict=True))]
-    luck = {row[:3]: row for row in calibration.selected_luck(runs)}
+    luck = {row[:3]: row for row in calibration.selected_luck(runs, calibration.noise(runs))}
     found = {how: (row.gain, row.simulated, row.kept) for how, row in luck.items()}
     scores = np.array([r.success for r in runs])
     # One version of one seed, not worse: the mean of the better of two draws.
@@ -83,14 +83,19 @@ def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again(monkeypatch):
     assert (row.low, row.high) == pytest.approx(np.quantile(gains, (0.025, 0.975)), rel=0.25)
     assert all(r.low < r.gain and r.kept_low <= r.kept <= r.kept_high for r in luck.values())
     monkeypatch.setattr(calibration, "RESAMPLES", 3)  # these take long
-    row, told = calibration.selected_luck(runs)[0], calibration.table(runs)
+    # The threshold is what campaigns take, whatever these runs deviate by: a large one lets none pass.
+    strict = {row[:3]: row for row in calibration.selected_luck(runs, 1.0)}
+    none = strict["one se", 8, 2]
+    assert (none.gain, none.simulated) == pytest.approx((0, 0), abs=1e-4)
+    assert strict["not worse", 8, 2].gain == pytest.approx(luck["not worse", 8, 2].gain)
+    row, told = calibration.selected_luck(runs, 0.025)[0], calibration.table(runs, 0.025)
     mean, spread, shared = 100 * there.mean(), 100 * there.std(ddof=1), np.corrcoef(solved, fresh)[0, 1]
     assert f"success {mean:.1f}%, deviation {spread:.1f} points, correlation {shared:.2f} with" in told
     assert f"| not worse | 1 | 1 | {100 * better:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f}) |" in told
     assert f"| {100 * kept:.1f} (" in told
     unread = [*runs, run("none", 0, 281, 8)]
-    assert "fresh tasks:" not in calibration.table(unread)
-    assert all(math.isnan(x) for row in calibration.selected_luck(unread) for x in row[-3:])
+    assert "fresh tasks:" not in calibration.table(unread, 0.025)
+    assert all(math.isnan(x) for row in calibration.selected_luck(unread, 0.025) for x in row[-3:])
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):

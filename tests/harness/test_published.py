@@ -80,14 +80,17 @@ def test_what_luck_gains_and_what_of_it_is_there_on_fresh_tasks():
         for _ in range(drawn):
             both = [[rng.choice(own) for _ in range(int(seeds))] for _ in range(int(versions) + 1)]
             normal = [[(rng.gauss(0, spread[0]), 0.0) for _ in own] for own in both]
-            kept, others = chosen(rule, both, spread[0]), chosen(rule, normal, spread[0])
+            kept, others = chosen(rule, both, NOISE), chosen(rule, normal, NOISE)
             sums = [s + statistics.fmean(x) - m for s, x, m in zip(sums, zip(*kept, strict=True), mean)]
             made += statistics.fmean(x for x, _ in others)
         assert numbers(gain)[0] == pytest.approx(100 * sums[0] / drawn, abs=0.12)
         assert float(simulated) == pytest.approx(100 * made / drawn, abs=0.12)
         assert numbers(fresh)[0] == pytest.approx(100 * sums[1] / drawn, abs=0.12)
         for interval in (numbers(gain), numbers(fresh)):
-            assert interval[1] < interval[0] < interval[2]
+            assert interval[1] <= interval[0] <= interval[2] and interval[1] < interval[2]
+
+
+NOISE = 0.025  # config.harness.noise, by which campaigns judge
 
 
 def chosen(rule: str, versions, noise: float):
