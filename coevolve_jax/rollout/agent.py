@@ -293,10 +293,10 @@ class Agent:
             r.stop = "step_limit"
         if r.stop is None and not self._limits.leaves_room(len(r.ids)):
             r.stop = "context_limit"
-            surplus = len(r.ids) - self._limits.max_length
-            if surplus > 0:  # an observation did not fit: the learner has no room for its tail
-                for tokens in (r.ids, r.mask, r.logprobs, r.versions):
-                    del tokens[-surplus:]
+        surplus = len(r.ids) - self._limits.max_length
+        if surplus > 0:  # an observation did not fit: the learner has no room for its tail
+            for tokens in (r.ids, r.mask, r.logprobs, r.versions):
+                del tokens[-surplus:]
 
     async def _react(self, r: _Rollout, completion: Completion) -> None:
         """Acts on one assistant message: executes calls, begins the next user turn, or ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,7 +35,14 @@ def _refuse_constant(name: str):
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999 would become Infinity, which records cannot hold
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def _malformed(text: str, why: str) -> ParsedCall:

@@ -334,6 +334,7 @@ def test_a_message_that_begins_with_words_calls_nothing(text):
         ('{"name": 3, "parameters": {}}', "needs"),
         ('{"name": "ls", "parameters": "{}"}', "parameters is not an object"),
         ('{"name": "ls", "parameters": {"a": NaN}}', "ValueError"),
+        ('{"name": "ls", "parameters": {"a": 1e999}}', "ValueError"),
         ('{"name": "ls", "parameters": {"a": ' + "[" * 70 + "]" * 70 + "}}", "more than 64 levels"),
         ('{"a":' * 100_000, "RecursionError"),
     ],

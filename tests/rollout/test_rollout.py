@@ -1,6 +1,7 @@
 """Chat format and agent loop, with the model folder of this repository and the real environment."""
 
 import dataclasses
+import itertools
 import json
 import random
 import threading
@@ -354,8 +355,13 @@ def test_an_observation_that_does_not_fit_loses_its_end_and_nothing_else(policy,
     room = ends + 5
     t, _ = play(policy, env_pool, [ls] * 50, max_length=room, max_new_tokens=ends - int(written[0]))
     assert t.stop == "context_limit" and len(t.ids) == room
-    for name in ("ids", "mask", "logprobs", "versions"):
-        np.testing.assert_array_equal(getattr(t, name), getattr(whole, name)[:room])
+    # Also after the last message that is allowed: the learner has as little room for its answer.
+    last, _ = play(
+        policy, env_pool, [ls], max_length=room, max_new_tokens=ends - int(written[0]), max_messages=1
+    )
+    assert last.stop == "step_limit"
+    for found, name in itertools.product((t, last), ("ids", "mask", "logprobs", "versions")):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[:room])
 
 
 def test_long_observations_are_cut(policy, env_pool):
