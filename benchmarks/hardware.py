@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from absl import app
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -61,7 +63,7 @@ COMMANDS = (
 )
 
 
-def main() -> None:
+def main(_) -> None:
     for command in COMMANDS:
         print(f"\n## {command.place}\n\n    python {' '.join(command.line())}\n", flush=True)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -69,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

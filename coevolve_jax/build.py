@@ -186,7 +186,8 @@ def training_luck(config: ConfigDict) -> ConfigDict:
 
 def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     """Builds the strategy. saved: JSON of the checkpoint to resume; another strategy's state is ignored."""
-    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"])
+    takes = ("config", "state")
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], takes=takes)
     own = saved["strategy"] if saved else {}
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 

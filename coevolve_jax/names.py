@@ -6,9 +6,11 @@ It needs the standard library only.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pathlib
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -19,7 +21,12 @@ def path(package: str, name: str) -> str:
 
 
 def module(
-    package: str, name: str, key: str, needs: Sequence[str] = (), remedy: str = "install it"
+    package: str,
+    name: str,
+    key: str,
+    needs: Sequence[str] = (),
+    remedy: str = "install it",
+    takes: Sequence[str] = (),
 ) -> ModuleType:
     """The module that config.<key> names.
 
@@ -27,16 +34,19 @@ def module(
       package: the package of our own modules: "strategies", "explorers", "envs" or "records.trackers".
       needs: functions that it must define.
       remedy: for the error if it imports a package that this interpreter lacks.
+      takes: the arguments that each of these functions must take, by place.
 
     Raises:
-      ValueError: there is no such module, it cannot be imported here, or it lacks a function. In one
-        sentence.
+      ValueError: there is no such module, it cannot be executed here, or it lacks a function that takes
+        these. In one sentence.
     """
     wanted = path(package, name)
     try:
         found = importlib.import_module(wanted)
-    except (ModuleNotFoundError, TypeError, ValueError) as error:
-        lacking = getattr(error, "name", None)
+    except Exception as error:  # a user's own code may raise anything
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        if not lacking and all(part.isidentifier() for part in wanted.split(".")):
+            raise ValueError(f"config.{key} is {name!r}, which fails: {_why(error)}.") from None
         if lacking and not f"{wanted}.".startswith(f"{lacking}."):
             raise ValueError(
                 f"config.{key} is {name!r}, which imports {lacking}, "
@@ -49,14 +59,35 @@ def module(
         known = sorted(n for n, folder in files.items() if folder or not any(files.values()))
         raise ValueError(
             f"config.{key} is {name!r}: it must be one of {', '.join(known)}, "
-            "or the dotted path of a module that Python can import."
+            f"or the dotted path of a module that Python can import{_beside(wanted)}."
         ) from None
     for function in needs:
         if not callable(getattr(found, function, None)):
             raise ValueError(
                 f"config.{key} is {name!r}, and {found.__name__} must define the function {function}."
             )
+        try:
+            if takes:
+                inspect.signature(getattr(found, function)).bind(*takes)
+        except TypeError:
+            raise ValueError(
+                f"config.{key} is {name!r}, and {found.__name__}.{function} must take ({', '.join(takes)})."
+            ) from None
     return found
+
+
+def _why(error: Exception) -> str:
+    """Where a module stopped, and why."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {error.msg}"
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{at.filename}:{at.lineno}: {type(error).__name__}: {error}"
+
+
+def _beside(dotted: str) -> str:
+    """A remedy where the module lies in this folder, which Python does not look into."""
+    file = pathlib.Path(f"{dotted.replace('.', '/')}.py")
+    return f" ({file} is here: start with PYTHONPATH=.)" if file.is_file() else ""
 
 
 def function(name: str, key: str) -> Callable:
@@ -67,7 +98,7 @@ def function(name: str, key: str) -> Callable:
     wanted, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(wanted), attribute, None)
-    except (ImportError, TypeError, ValueError) as error:
+    except Exception as error:
         raise ValueError(
             f"config.{key} is {name!r}, which cannot be imported ({error}): "
             "it must be the dotted path of a function."

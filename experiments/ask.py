@@ -18,6 +18,7 @@ import numpy as np
 from absl import app, flags, logging
 
 from coevolve_jax import shipped
+from coevolve_jax.config import parse_flags
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.", required=True)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
@@ -86,4 +87,4 @@ def ask(questions: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

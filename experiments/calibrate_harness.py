@@ -15,6 +15,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from coevolve_jax.config import parse_flags
+
 _FAULTS = flags.DEFINE_list("faults", ["none"], "Of coevolve_jax/harness/bench.py; none: healthy; all: all.")
 _SEEDS = flags.DEFINE_string("seeds", "0:4", "A range such as 0:4, or a list such as 0,3.")
 _SALTS = flags.DEFINE_string("salts", "0", "Values of rollout.salt: other luck from the same start.")
@@ -98,4 +100,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

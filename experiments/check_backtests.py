@@ -15,6 +15,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from coevolve_jax.config import parse_flags
+
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file, as for evolve_harness.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
@@ -120,4 +122,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from coevolve_jax.config import parse_flags
+
 _HOLES = flags.DEFINE_list("holes", [], "Of coevolve_jax/harness/baits.py; none named: all.")
 _SEEDS = flags.DEFINE_string("seeds", "0", "A range such as 0:4, or a list such as 0,3.")
 _TOGETHER = flags.DEFINE_integer("together", 1, "Seeds that a verdict joins, in their order.", lower_bound=1)
@@ -88,4 +90,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

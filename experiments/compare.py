@@ -28,6 +28,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags
 
+from coevolve_jax.config import parse_flags
+
 _CONFIG = flags.DEFINE_string(
     "config", None, "Config file, with its argument if any, e.g. configs/bfcl_headroom.py."
 )
@@ -225,4 +227,4 @@ def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

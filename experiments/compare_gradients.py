@@ -15,6 +15,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
+from coevolve_jax.config import parse_flags
+
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run with config.logging.rollouts_every above 0.")
 _FOLDER = flags.DEFINE_string("folder", None, "Folder of the other config.json; checks.json goes there too.")
 flags.mark_flags_as_required(["workdir", "folder"])
@@ -68,4 +70,4 @@ def run(workdir: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

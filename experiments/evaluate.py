@@ -25,6 +25,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
+from coevolve_jax.config import parse_flags
+
 DEFAULTS = "configs/bfcl_tiny.py"  # for settings that have no flag below
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder; none: the run's policy.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
@@ -122,7 +124,7 @@ def run() -> None:
         raise ValueError(
             "--category, --protocol and --split are a benchmark's: leave them out with --benchmark=held_out."
         )
-    from coevolve_jax import build
+    from coevolve_jax import build, shipped
     from coevolve_jax import config as configs
     from coevolve_jax.analysis import stats
     from coevolve_jax.envs import base
@@ -137,6 +139,11 @@ def run() -> None:
     trained = configs.of_run(_WORKDIR.value) if held_out else None
     name = trained.environment.name if trained else _BENCHMARK.value
     folder = Path(_MODEL.value or Path(_WORKDIR.value) / "policy")
+    if not _MODEL.value and not folder.exists():
+        raise ValueError(
+            f"{folder} is not there, for that run has not ended: finish it with {shipped.command('train')} "
+            f"--workdir={_WORKDIR.value}, or name --model."
+        )
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
     limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
@@ -251,4 +258,4 @@ def fixed_by_protocol(family) -> dict:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -25,6 +25,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
+from coevolve_jax.config import parse_flags
+
 _TO = flags.DEFINE_enum(
     "to", None, ["parquet", "datasets", "tfds", "policy"], "What to write.", required=True
 )
@@ -144,4 +146,4 @@ def splits_of(name: str) -> dict:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

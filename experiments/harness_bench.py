@@ -16,6 +16,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from coevolve_jax.config import parse_flags
+
 _FAULTS = flags.DEFINE_list("faults", ["slow"], "Of coevolve_jax/harness/bench.py.")
 _ARMS = flags.DEFINE_list("arms", ["evolving", "fixed", "placebo"], "Of coevolve_jax/harness/bench.py.")
 _SEEDS = flags.DEFINE_string("campaign_seeds", "0:2", "A range such as 0:2, or a list such as 0,3.")
@@ -100,4 +102,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

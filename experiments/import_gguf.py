@@ -18,6 +18,7 @@ from absl import app, flags
 from tqdm import tqdm
 
 from coevolve_jax import shipped
+from coevolve_jax.config import parse_flags
 
 _DTYPE = flags.DEFINE_enum(
     "dtype",
@@ -57,4 +58,4 @@ def run(file: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from coevolve_jax.config import parse_flags
+
 _TESTBED = flags.DEFINE_multi_string(
     "testbed", [], "NAME=FOLDER[,FOLDER]: comparisons' folders or bundles of one plan; once for each testbed."
 )
@@ -45,4 +47,4 @@ def run() -> Path:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -14,6 +14,7 @@ import sys
 from absl import app, flags
 
 from coevolve_jax import shipped
+from coevolve_jax.config import parse_flags
 
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Hugging Face model folder.")
 _PYTHON = flags.DEFINE_string(
@@ -85,4 +86,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

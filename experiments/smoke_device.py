@@ -19,6 +19,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # an SGLang ser
 
 from absl import app, flags, logging
 
+from coevolve_jax.config import parse_flags
+
 _OUTPUT = flags.DEFINE_string("output", "runs/smoke", "Folder to write; a new one, or an empty one.")
 _ONLY = flags.DEFINE_list("only", [], "Checks to make, by the beginnings of their names; none: all.")
 
@@ -87,4 +89,4 @@ def page(rows: list[dict], date: str, folder: Path, missing: int = 0) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

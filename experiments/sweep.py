@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from absl import app, flags
 
 from coevolve_jax import shipped
+from coevolve_jax.config import parse_flags
 
 _ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where to run the commands.")
 _OF = flags.DEFINE_enum("of", "comparison", ("comparison", "campaigns"), "What is run.")
@@ -152,4 +153,4 @@ def name_of(index: int) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

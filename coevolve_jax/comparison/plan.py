@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import names
 from coevolve_jax.comparison.arms import PLANNED, arm
 from coevolve_jax.config import idle
 
@@ -121,7 +122,13 @@ def parse_value(config: ConfigDict, key: str, text: str) -> Any:
             return tuple(part if words else _literal(part) for part in text.split("+") if part)
         return type(present)(text)
     except (KeyError, ValueError, TypeError):
-        raise ValueError(f"config.{key} cannot be {text!r}: it is a {type(present).__name__}.") from None
+        raise ValueError(f"config.{key} cannot be {text!r}: give {_kind(present)}.") from None
+
+
+def _kind(value: Any) -> str:
+    """Says what takes the place of a value."""
+    known = {bool: "true or false", int: "a whole number", float: "a number"}
+    return known.get(type(value), "values joined by +")
 
 
 def _literal(text: str) -> Any:
@@ -328,6 +335,7 @@ def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[s
         try:
             configs.check(made)
             configs.check_evolution(made)
+            names.module("strategies", made.strategy.name, "strategy.name").make(made)
         except ValueError as error:
             raise ValueError(f"{c.column} cannot run: {error}") from None
         without.setdefault(c.setting, []).append(idle.idle(made))

@@ -27,10 +27,12 @@ def parse_flags(argv: list[str]) -> list[str]:
         return rest
     except flags.Error as error:
         why = str(error).strip().splitlines()[-1].strip().removeprefix("ValueError: ")
-        sys.exit(f"Error: {why} (--help lists the options)")
+        sys.exit(f"Error: {_in_words(why)} (--help lists the options)")
     except (AttributeError, KeyError) as error:
         wrong = [name for name in given if name not in keys.REQUIRED and name.split(".")[-1] in str(error)]
         wrong += [name for name in given if name.split(".")[0] in str(error)]
+        if not wrong and "'get_config'" in str(error):
+            sys.exit("Error: the file that --config names defines no function get_config.")
         sys.exit(f"Error: {keys.unknown(wrong[0] if wrong else str(error))}")
     except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
@@ -39,6 +41,18 @@ def parse_flags(argv: list[str]) -> list[str]:
         near = " or ".join(map(shipped.like, re.findall(r"'([^']+)'$", why)))
         meant = f"did you mean {near}" if near else "give one of configs/, or your own"
         sys.exit(f"Error: --config names no config file that can be read ({why}): {meant}.")
+
+
+def _in_words(why: str) -> str:
+    """Says in a user's words what absl and Python say of a flag."""
+    if unknown := re.match(r"Unknown command line flag '(config\.\S+)'", why):
+        return f"--{unknown[1]} needs --config=FILE beside it"
+    for said, wanted in (
+        (r": invalid literal for int\(\).*", "a whole number"),
+        (r": could not convert string to float.*", "a number"),
+    ):
+        why = re.sub(said, f": give {wanted}", why)
+    return why
 
 
 def _found(argv: list[str]) -> list[str]:

@@ -65,7 +65,7 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     config = copy.deepcopy(config)
     config.strategy = configs.strategy(name)
     config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
-    make = names.module("strategies", name, "strategy.name", ["make"]).make
+    make = names.module("strategies", name, "strategy.name", ["make"], takes=("config", "state")).make
     count = steps or 2 * config.evolution.every
     config.steps = count + config.evolution.freeze_last_steps
     read: set[str] = set()

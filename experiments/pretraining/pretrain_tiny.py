@@ -49,6 +49,7 @@ from tiny_tokenizer import SPECIAL, VOCABULARY, carried_over, make_tokenizer
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from coevolve_jax.config import parse_flags
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
@@ -251,4 +252,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -67,7 +67,7 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
             plan.parse_seeds(text)
     for text, why in (
         ("learner.nothing=1", "no key"),
-        ("steps=many", "cannot be 'many': it is a int"),
+        ("steps=many", "cannot be 'many': give a whole number"),
         ("learner=3", "config.learner is a section and cannot be '3'"),
         ("seed=3", "what --seeds varies"),
         ("strategy.name=random", "what --arms varies"),
@@ -93,7 +93,7 @@ def test_a_value_has_the_type_of_its_key_and_a_bool_is_a_word():
     values = {"false": False, "FALSE": False, "True": True, "true": True}
     assert {text: plan.parse_value(TINY, "learner.remat", text) for text in values} == values
     for text in ("", "1", "yes"):
-        with pytest.raises(ValueError, match=f"config.learner.remat cannot be '{text}': it is a bool"):
+        with pytest.raises(ValueError, match=f"config.learner.remat cannot be '{text}': give true or false"):
             plan.parse_value(TINY, "learner.remat", text)
 
 

@@ -415,6 +415,7 @@ def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
             "coevolve.evolution.every=60 cannot run: config.steps is 60"),
         (["static"], ["steps=5"], {}, ""),  # no arm has the config's own strategy
         (["static", "random"], ["steps=5"], {}, "random.steps=5 cannot run: config.steps is 5"),
+        (["static", "oracle"], [], {}, "oracle cannot run: .*config.testbed.weak_tools names no tools"),
     ],
 )  # fmt: skip
 def test_a_comparison_of_equal_runs_is_refused(arms, grid, given, why):
