@@ -10,11 +10,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.comparison import cells
+from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.comparison.side_by_side import Work, run_side_by_side
 from coevolve_jax.envs import family
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.harness.audit import replay
-from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, difference, finished, log
+from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, difference, log
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
 from coevolve_jax.types import Task, Trajectory

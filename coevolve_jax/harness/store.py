@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.config import keys
 from coevolve_jax.harness import campaign
 from coevolve_jax.records.files import write_text
@@ -226,12 +227,11 @@ def log(workdir: Path) -> Path:
 
 
 def begun(workdir: Path) -> bool:
-    """Whether a start exists: its held-out tasks and a whole checkpoint of step 0."""
-    return any((workdir / "checkpoints").glob("step_*/manifest.json"))
+    """Whether a start exists: its held-out tasks and a whole checkpoint of step 0.
 
-
-def finished(workdir: Path) -> bool:
-    return (workdir / "summary.json").exists()
+    It says what comparison/cells.begun does, without JAX: config files import this module.
+    """
+    return (workdir / "checkpoints" / "step_00000000" / "manifest.json").exists()
 
 
 def difference(ours: ConfigDict, theirs: ConfigDict) -> dict[str, Any]:
