@@ -105,11 +105,6 @@ class Backtest:
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "checks": {name: list(c) for name, c in self.checks.items()}}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Backtest:
-        told = {key: tuple(data[key]) for key in ("notes", "not_covered")}
-        return cls(**{**data, **told, "checks": {name: Check(*c) for name, c in data["checks"].items()}})
-
 
 def backtest(
     parent: ConfigDict,
