@@ -33,12 +33,8 @@ from coevolve_jax.harness.store import Store, is_run, log
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
 
-GATES = {
-    "design": ("smoke",),
-    "verdict": ("verdict",),
-}  # --gate -> the parts before which a person decides
-
-
+# --gate -> the parts before which a person decides.
+GATES = {"design": ("smoke",), "verdict": ("verdict",)}
 TOLD = 300  # characters of a difference
 
 
