@@ -40,9 +40,10 @@ def main(argv) -> None:
 def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import plan
+    from coevolve_jax.comparison.cell_files import finished
     from coevolve_jax.harness import bench, calibration, launch, progress
     from coevolve_jax.harness.start import settled, without_harness
-    from coevolve_jax.harness.store import Store, finished
+    from coevolve_jax.harness.store import Store
 
     folder, names = Path(_WORKDIR.value), _FAULTS.value
     if names == ["all"]:

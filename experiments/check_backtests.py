@@ -40,11 +40,12 @@ def main(argv) -> None:
 def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import plan
+    from coevolve_jax.comparison.cell_files import finished
     from coevolve_jax.harness import calibration, evidence, launch, progress, refusals
     from coevolve_jax.harness.backtest import Check
     from coevolve_jax.harness.levers import changed
     from coevolve_jax.harness.start import settled, without_harness
-    from coevolve_jax.harness.store import Store, finished, named
+    from coevolve_jax.harness.store import Store, config_id
     from coevolve_jax.seeding import rng_for
 
     folder, seed, say = Path(_WORKDIR.value), _SEED.value, lambda text: print(text, flush=True)
@@ -101,7 +102,8 @@ def run() -> None:
 
     compared = folder / "gradients" / first.parent.name / first.name
     gradients = lambda child: {
-        check: Check(*told) for check, told in store.gradients(first, child, compared / named(child)).items()
+        check: Check(*told)
+        for check, told in store.gradients(first, child, compared / config_id(child)).items()
     }
     known: list[refusals.Tried] = []
     for row in refusals.tried(config, start, [evidence.groups(first)], gradients, before):

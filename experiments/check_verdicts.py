@@ -41,9 +41,10 @@ def main(argv) -> None:
 def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import cells, plan
+    from coevolve_jax.comparison.cell_files import finished
     from coevolve_jax.harness import baits, launch, progress
     from coevolve_jax.harness.start import settled, without_harness
-    from coevolve_jax.harness.store import Store, finished
+    from coevolve_jax.harness.store import Store
 
     folder, say = Path(_WORKDIR.value), lambda text: print(text, flush=True)
     holes, seeds, of = _HOLES.value or list(baits.BAITS), plan.parse_seeds(_SEEDS.value), _TOGETHER.value

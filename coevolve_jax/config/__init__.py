@@ -39,11 +39,12 @@ from coevolve_jax.config.recorded import (
     renamed,
     to_json,
 )
-from coevolve_jax.config.rules import check, check_evolution, check_values
+from coevolve_jax.config.rules import check, check_evolution, check_several_runs, check_values
 
 __all__ = [
-    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
-    "defaults", "difference", "digest", "explorer", "filled", "find", "harness", "harness_model", "inherit",
-    "load_file", "needs", "numbers", "of_run", "override", "own_source", "parse_arg", "parse_flags", "read",
-    "reads", "renamed", "scheduled", "server", "strategy", "to_json", "trackers", "words_by_model",
+    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file",
+    "check_several_runs", "check_values", "defaults", "difference", "digest", "explorer", "filled", "find",
+    "harness", "harness_model", "inherit", "load_file", "needs", "numbers", "of_run", "override",
+    "own_source", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "server", "strategy",
+    "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

@@ -383,6 +383,15 @@ def _check_own_settings(config: ConfigDict) -> None:
             key.check(name, _value(config, name))
 
 
+def check_several_runs(config: ConfigDict) -> None:
+    """Raises ValueError where several runs of a config would share one folder of checkpoints."""
+    if folder := config.checkpoint.folder:
+        raise ValueError(
+            f"config.checkpoint.folder is {folder!r}, which one run alone can use: leave it empty where "
+            "several are made."
+        )
+
+
 def _check_no_password(config: ConfigDict) -> None:
     """Raises ValueError, without the secret, for an address with a password, which a run would write down."""
     for key in ("explorer.base_url", "engine.url"):

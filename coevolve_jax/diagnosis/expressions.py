@@ -70,7 +70,7 @@ def compile(source: str, unit: str, names: Collection[str] | None = None) -> Exp
 
     Args:
       source: at most 300 characters with two comprehensions one deep, whose result is a double or a bool.
-      unit: "trajectory", "group", "step" or "version": whose rows it reads (`features.FIELDS`).
+      unit: "trajectory", "step" or "trend": whose rows it reads (`features.fields`).
       names: the texts that may stand in it: names of tools, stop reasons and actions. None allows any text.
 
     Raises:

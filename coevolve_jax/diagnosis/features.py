@@ -1,4 +1,4 @@
-"""Rows: what a trajectory, a group, a step or a version shows, as plain values that formulas read.
+"""Rows: what a trajectory or a step shows, as plain values that formulas read.
 
 A row is a dict by the names of FIELDS. It lacks the names whose values are unknown. The outcome is the label
 of the diagnostics of trajectories, so no row of a trajectory has it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,17 +19,17 @@ from coevolve_jax.types import GIVEN, Group, Task, TrainingSample, Trajectory
 
 Row = dict[str, Any]
 
-UNITS = ("trajectory", "group", "step", "version", "trend")
+UNITS = ("trajectory", "step", "trend")
 LABELS = ("reward", "success", "progress", "shaped", "advantage")  # no fields of a trajectory
 CUT = ("token_limit", "step_limit", "context_limit")  # stops by a limit
-_ONE, _MANY, _ALL, _STEPS = UNITS[:1], UNITS[1:4], UNITS[:4], UNITS[2:4]
+_ONE, _STEP, _BOTH = UNITS[:1], UNITS[1:2], UNITS[:2]
 
 
 class Field(NamedTuple):
     """A value of a row.
 
-    type: in CEL. units: the rows that have it. In all but a trajectory's, an int is the sum over the valid
-    rollouts and a double a mean, unless the meaning says otherwise.
+    type: in CEL. units: the rows that have it. In a step's, an int is the sum over the valid rollouts and a
+    double a mean, unless the meaning says otherwise.
     """
 
     name: str
@@ -39,50 +39,50 @@ class Field(NamedTuple):
 
 
 FIELDS = (
-    Field("rollouts", "int", _ALL, "valid rollouts; 1 in the row of a trajectory"),
-    Field("calls", "int", _ALL, "tool calls that could be read"),
-    Field("errors", "int", _ALL, "calls that came back as errors"),
-    Field("malformed", "int", _ALL, "texts that could not be parsed as a call"),
-    Field("tokens", "int", _ALL, "tokens of the conversation"),
-    Field("policy_tokens", "int", _ALL, "tokens that the policy sampled"),
-    Field("logprob_mean", "double", _ALL, "log-probability of a sampled token, in nats, over all of them"),
-    Field("turns", "int", _ALL, "user turns that were begun"),
-    Field("truncated", "int", _ALL, "rollouts that a limit ended"),
+    Field("rollouts", "int", _BOTH, "valid rollouts; 1 in the row of a trajectory"),
+    Field("calls", "int", _BOTH, "tool calls that could be read"),
+    Field("errors", "int", _BOTH, "calls that came back as errors"),
+    Field("malformed", "int", _BOTH, "texts that could not be parsed as a call"),
+    Field("tokens", "int", _BOTH, "tokens of the conversation"),
+    Field("policy_tokens", "int", _BOTH, "tokens that the policy sampled"),
+    Field("logprob_mean", "double", _BOTH, "log-probability of a sampled token, in nats, over all of them"),
+    Field("turns", "int", _BOTH, "user turns that were begun"),
+    Field("truncated", "int", _BOTH, "rollouts that a limit ended"),
     Field("stop", "string", _ONE, "why the rollout ended"),
-    Field("stops", "map(string, int)", _MANY, "rollouts by Trajectory.stop"),
+    Field("stops", "map(string, int)", _STEP, "rollouts by Trajectory.stop"),
     Field("tools", "list(string)", _ONE, "the tool of each call, in order"),
-    Field("tool_calls", "map(string, int)", _MANY, "calls by tool"),
+    Field("tool_calls", "map(string, int)", _STEP, "calls by tool"),
     Field("actions", "list(string)", _ONE, "the action pattern of each call to a tool of the task, in order"),
-    Field("distinct_tools", "int", _ALL, "different tools called; not a sum"),
-    Field("repeated_pairs", "int", _ALL, "pairs of consecutive calls that the same rollout made before"),
-    Field("pairs", "int", _ALL, "pairs of consecutive calls"),
-    Field("longest_run", "int", _ALL, "most consecutive calls with one action pattern; a maximum"),
-    Field("reference_calls", "int", _ALL, "reference calls of the task"),
-    Field("missed_reference", "int", _ALL, "reference calls whose action was not taken as often"),
-    Field("extra_calls", "int", _ALL, "actions beyond those of the reference calls"),
-    Field("staleness", "double", _ALL, "age of the weights that sampled a token, in updates"),
+    Field("distinct_tools", "int", _BOTH, "different tools called; not a sum"),
+    Field("repeated_pairs", "int", _BOTH, "pairs of consecutive calls that the same rollout made before"),
+    Field("pairs", "int", _BOTH, "pairs of consecutive calls"),
+    Field("longest_run", "int", _BOTH, "most consecutive calls with one action pattern; a maximum"),
+    Field("reference_calls", "int", _BOTH, "reference calls of the task"),
+    Field("missed_reference", "int", _BOTH, "reference calls whose action was not taken as often"),
+    Field("extra_calls", "int", _BOTH, "actions beyond those of the reference calls"),
+    Field("staleness", "double", _BOTH, "age of the weights that sampled a token, in updates"),
     Field("is_new_task", "bool", _ONE, "evolution made the task"),
-    Field("new_tasks", "double", _MANY, "share of groups whose task evolution made"),
-    Field("groups", "int", _MANY, "groups"),
-    Field("invalid", "int", _MANY, "rollouts that our own infrastructure failed"),
-    Field("success", "double", _MANY, "share of rollouts that succeed"),
-    Field("reward", "double", _MANY, "the environment's own reward"),
-    Field("shaped_mean", "double", _MANY, "reward with the terms of config.reward"),
-    Field("spread", "double", _MANY, "standard deviation of the rewards within a group"),
-    Field("zero_variance", "double", _MANY, "share of groups with equal rewards"),
-    Field("mixed", "double", _MANY, "share of groups with successes and failures"),
-    Field("live", "double", _MANY, "share of groups that are learned from"),
-    Field("kept_share", "double", _MANY, "share of mixed groups that are learned from"),
-    Field("tool_entropy", "double", _MANY, "entropy of the tools called, in bits"),
-    Field("length_reward", "double", _MANY, "correlation of the conversation's tokens with the reward"),
-    Field("kl", "double", _STEPS, "KL to the start, in nats per token, as the learner measures it"),
-    Field("grad_norm", "double", _STEPS, "norm of the gradient"),
-    Field("clip_fraction", "double", _STEPS, "share of tokens whose ratio is clipped"),
-    Field("entropy", "double", _STEPS, "entropy of the policy's next token, in nats"),
-    Field("mismatch", "double", _STEPS, "difference of learner and sampler, in nats per token"),
+    Field("new_tasks", "double", _STEP, "share of groups whose task evolution made"),
+    Field("groups", "int", _STEP, "groups"),
+    Field("invalid", "int", _STEP, "rollouts that our own infrastructure failed"),
+    Field("success", "double", _STEP, "share of rollouts that succeed"),
+    Field("reward", "double", _STEP, "the environment's own reward"),
+    Field("shaped_mean", "double", _STEP, "reward with the terms of config.reward"),
+    Field("spread", "double", _STEP, "standard deviation of the rewards within a group"),
+    Field("zero_variance", "double", _STEP, "share of groups with equal rewards"),
+    Field("mixed", "double", _STEP, "share of groups with successes and failures"),
+    Field("live", "double", _STEP, "share of groups that are learned from"),
+    Field("kept_share", "double", _STEP, "share of mixed groups that are learned from"),
+    Field("tool_entropy", "double", _STEP, "entropy of the tools called, in bits"),
+    Field("length_reward", "double", _STEP, "correlation of the conversation's tokens with the reward"),
+    Field("kl", "double", _STEP, "KL to the start, in nats per token, as the learner measures it"),
+    Field("grad_norm", "double", _STEP, "norm of the gradient"),
+    Field("clip_fraction", "double", _STEP, "share of tokens whose ratio is clipped"),
+    Field("entropy", "double", _STEP, "entropy of the policy's next token, in nats"),
+    Field("mismatch", "double", _STEP, "difference of learner and sampler, in nats per token"),
 )
 # The values of a whole run from its first to its last quarter have a table of their own (trends.py).
-TREND = {name: Field(name, "double", UNITS[4:], meaning) for name, meaning in trends.MEANINGS.items()}
+TREND = {name: Field(name, "double", UNITS[2:], meaning) for name, meaning in trends.MEANINGS.items()}
 LEARNED = {  # field -> name in metrics.jsonl
     "kl": "kl", "grad_norm": "grad_norm", "clip_fraction": "clip_fraction", "entropy": "entropy",
     "mismatch": "mismatch_mean",
@@ -131,11 +131,6 @@ def trajectory_row(trajectory: Trajectory, task: Task, step: int | None = None) 
     return row
 
 
-def group_row(group: Group, samples: Sequence[TrainingSample] = (), **more: Any) -> Row:
-    """The row of one group: that of a step of this group alone. more: as in `step_row`."""
-    return step_row([group], samples, **more)
-
-
 def step_row(
     groups: Sequence[Group],
     samples: Sequence[TrainingSample] = (),
@@ -161,7 +156,7 @@ def step_row(
     tools = Counter(tool for row in rows for tool in row["tools"])
     by_tokens = lambda name: _weighted([(r[name], r["policy_tokens"]) for r in rows if name in r])
     row = {
-        **{f.name: sum(r[f.name] for r in rows) for f in FIELDS if f.type == "int" and f.units == _ALL},
+        **{f.name: sum(r[f.name] for r in rows) for f in FIELDS if f.type == "int" and f.units == _BOTH},
         "longest_run": max((r["longest_run"] for r in rows), default=0),
         "distinct_tools": len(tools),
         "logprob_mean": by_tokens("logprob_mean"),
@@ -186,23 +181,6 @@ def step_row(
     return {name: value for name, value in row.items() if value is not None}
 
 
-def version_row(steps: Sequence[Row]) -> Row:
-    """The row of a run from those of its steps: sums of counts, means of the rest, the greatest maximum."""
-    row: Row = {}
-    for f in fields("version").values():
-        values = [r[f.name] for r in steps if f.name in r]
-        if f.type.startswith("map"):
-            names = {name for value in values for name in value}
-            parts = {name: [v[name] for v in values if name in v] for name in sorted(names)}
-            row[f.name] = {n: sum(v) for n, v in parts.items()}
-        elif f.type == "int":
-            row[f.name] = max(values, default=0) if f.name == "longest_run" else sum(values)
-        elif values:
-            row[f.name] = _mean(values)
-    row["distinct_tools"] = len(row["tool_calls"])
-    return row
-
-
 def taught(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> list[bool]:
     """Whether the learner learns from each group: from its own rollouts, not earlier ones of its task.
 
@@ -212,11 +190,6 @@ def taught(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> list[b
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
     learned = {id(s.trajectory) for s in samples if teaches(s)}
     return [any(id(t) in learned for t in g.trajectories) for g in groups]
-
-
-def with_outcome(groups: Iterable[Group], success: bool) -> list[Group]:
-    """The groups with their valid rollouts of one outcome alone, for rows by outcome."""
-    return [Group(g.task, tuple(t for t in g.valid if t.outcome.success == success)) for g in groups]
 
 
 def correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float | None:

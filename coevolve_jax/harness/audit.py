@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coevolve_jax.envs.base import EnvPool
@@ -106,13 +106,6 @@ class Audit:
         refused, judged = other
         p = f" (one-sided p {self.p(other):.3g})" if judged else ""
         return f"{refused} of {judged} of the {whose}'s{p}"
-
-    def to_json(self) -> dict:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> Audit:
-        return cls(tuple(data["child"]), tuple(data["parent"]), tuple(data["start"]))
 
 
 def _share(counts: tuple[int, int]) -> float:

@@ -37,7 +37,7 @@ from coevolve_jax.diagnosis.features import correlation
 from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.harness import draws
 from coevolve_jax.harness.draws import Run
-from coevolve_jax.harness.store import difference
+from coevolve_jax.harness.store import config_changes
 from coevolve_jax.records.rollouts import mean_advantages
 from coevolve_jax.strategies.groups import spans
 from coevolve_jax.types import TrainingSample, Trajectory
@@ -105,11 +105,6 @@ class Backtest:
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "checks": {name: list(c) for name, c in self.checks.items()}}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Backtest:
-        told = {key: tuple(data[key]) for key in ("notes", "not_covered")}
-        return cls(**{**data, **told, "checks": {name: Check(*c) for name, c in data["checks"].items()}})
-
 
 def backtest(
     parent: ConfigDict,
@@ -133,7 +128,7 @@ def backtest(
 
     Raises ValueError if the runs hold no valid rollout.
     """
-    changed = difference(parent, child)
+    changed = config_changes(parent, child)
     touches = lambda keys: any(key.startswith(keys) for key in changed)
     facts, told = Facts(runs), forecast(parent, child, runs)
     if not facts.groups:

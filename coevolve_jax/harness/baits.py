@@ -35,12 +35,13 @@ from coevolve_jax.types import Task, Trajectory
 
 KINDS = ("bait", "mend")
 FASTER = 3.0  # factor of the learning rate
+# Hole -> term, as large as terms of a campaign may be.
 BAITS = {
     "twice": "distinct_tools:0.3",
     "messages": "brevity:0.3",
     "limit": "length:0.3",
     "idle": "brevity:0.3",
-}  # hole -> term, as large as terms of a campaign may be
+}
 TARGET = Expectation("success_last", "up")  # the hypothesis of both
 RULES = {
     "score": ("score",),

@@ -3,12 +3,16 @@
     campaign.json      the config, the levers, seeds, command, machine, date
     frozen.json        sha256 of the source files, of campaign.json, of the held-out tasks and weights
     events.jsonl       what was done, in order; each line carries the sha256 of the line before
+    starts/            links to the starts in the store, one for each seed
     versions/v003/     proposal.json, backtest.json, smoke.json, evidence.json, verdict.json, learned.json
     versions/v003/runs/  links to its runs in the store
+    gradients/v003/    what the gradients under its config were compared by, where the backtest needs it
+    canary/v003.json   the start's policy on the selection set, as this version's runs read it
     llm_calls.jsonl    the questions of a proposer that asks a model, and the answers
     approved/          a person's decisions (--gate)
     ended.json         where nothing was left to propose
     final/             the test, read once
+    lock               held by the one process that writes here
 
 Every file of versions/ is written once, by a rename that cannot replace another, and is read-only then. Its
 sha256 stands in events.jsonl. `check` finds a file that was changed since.
@@ -36,12 +40,8 @@ START = "v000"
 READ = ("final/readings.csv", "final/final.json")  # written anew each time that the test is read
 QUESTIONS, ENDED = "llm_calls.jsonl", "ended.json"
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
-NEEDED = {
-    "proposal": "because",
-    "backtest": "refused",
-    "verdict": "kind",
-    "learned": "skills",
-}  # part -> a key
+# Part -> a key that its file has.
+NEEDED = {"proposal": "because", "backtest": "refused", "verdict": "kind", "learned": "skills"}
 # What is forged may have any form.
 UNREADABLE = (
     LookupError, TypeError, AttributeError, ValueError, OSError, RecursionError, ArithmeticError,
@@ -186,8 +186,18 @@ class Campaign:
 
     def write(self, version: str, part: str, content: Any) -> None:
         """Writes one part of a version, once, and the event of it. Raises Tampered if it is there already."""
-        self._once(self.path(version, part), content)
-        self._tell(part, version)
+        name = str(self.path(version, part).relative_to(self.folder))
+        self._record(part, name, content, version=version)
+
+    def _record(self, event: str, name: str, content: Any = None, **more: str) -> None:
+        """Writes a file of the campaign, once, unless content is None, and the event of it.
+
+        more: what else the event says.
+        """
+        path = self.folder / name
+        if content is not None:
+            self._once(path, content)
+        self._append({"event": event, **more, "file": name, "sha256": sha256(path)})
 
     def _once(self, path: Path, content: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,10 +210,6 @@ class Campaign:
             raise Tampered(f"{path} exists: it is written once.") from None
         finally:
             half.unlink()
-
-    def _tell(self, part: str, version: str) -> None:
-        name = str(self.path(version, part).relative_to(self.folder))
-        self._append({"event": part, "version": version, "file": name, "sha256": sha256(self.folder / name)})
 
     def _append(self, row: Mapping[str, Any]) -> None:
         lines = self._lines()
@@ -245,34 +251,20 @@ class Campaign:
 
     def decide(self, version: str, part: str, decision: Mapping[str, Any]) -> None:
         """Writes a person's decision, once."""
-        path = self.folder / "approved" / f"{version}_{part}.json"
-        self._once(path, decision)
-        self._append(
-            {
-                "event": "decided",
-                "version": version,
-                "file": str(path.relative_to(self.folder)),
-                "sha256": sha256(path),
-            }
-        )
+        self._record("decided", f"approved/{version}_{part}.json", decision, version=version)
 
     def write_final(self, name: str, content: Any) -> None:
         """Writes a file of final/, once, and the event of it."""
-        path = self.folder / "final" / name
-        self._once(path, content)
-        self._append({"event": "opened", "file": f"final/{name}", "sha256": sha256(path)})
+        self._record("opened", f"final/{name}", content)
 
     def end(self) -> None:
         """Says that nothing is left to propose: the campaign is over."""
-        path = self.folder / ENDED
-        self._once(path, {"why": "Nothing is left to propose."})
-        self._append({"event": "ended", "file": ENDED, "sha256": sha256(path)})
+        self._record("ended", ENDED, {"why": "Nothing is left to propose."})
 
     def tell_final(self, *names: str) -> None:
         """Writes the events of files of final/ that were made anew."""
         for name in names:
-            path = self.folder / "final" / name
-            self._append({"event": "read", "file": f"final/{name}", "sha256": sha256(path)})
+            self._record("read", f"final/{name}")
 
     def mend(self, differences: Callable[[str, str], Sequence[str]]) -> None:
         """Completes what a kill has left: the event of the last file, and half-written files.
@@ -297,7 +289,7 @@ class Campaign:
                 raise Tampered(f"{name} has no event in {self._events} and is not due: take it away.")
             if kind in (*PARTS, "ended") and (told := differences(event.get("version", ""), kind)):
                 raise Tampered(f"{told[0]} Its event is missing too: restore both.")
-            self._append({**event, "file": name, "sha256": sha256(self.folder / name)})
+            self._record(name=name, **event)
 
     def _without_event(self) -> dict[str, dict[str, str]]:
         """Name of each file that should have an event and has none -> what the event should say."""
@@ -413,7 +405,7 @@ def freeze(campaign: Campaign, files: Iterable[str]) -> None:
         found |= {str(p.relative_to(PACKAGE.parent)): sha256(p) for p in source()}
         campaign._once(path, found)
     if not campaign.events():
-        campaign._append({"event": "frozen", "file": path.name, "sha256": sha256(path)})
+        campaign._record("frozen", path.name)
 
 
 def source() -> list[Path]:

@@ -41,7 +41,7 @@ from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence
 from coevolve_jax.harness.campaign import READ, START, UNREADABLE, reason
 from coevolve_jax.harness.loop import Evolution
-from coevolve_jax.harness.store import Question, answer, is_run, named
+from coevolve_jax.harness.store import Question, answer, config_id, is_run
 from coevolve_jax.records.files import read_lines, write_text
 
 TEST_SEED = 4321  # of the test tasks
@@ -276,7 +276,7 @@ def _misplaced(evolution: Evolution, fresh: Iterable[int]) -> list[str]:
             found.append(f"{run} leads to {told}, which is no run of {reading.version} with this seed.")
     config = evolution.store.held_out_config(TEST_SEED, evolution.settings.test_split)
     tasks = (folder / "tasks" / f"seed_{TEST_SEED}").resolve()
-    if not tasks.name.startswith(f"{named(config)}-"):
+    if not tasks.name.startswith(f"{config_id(config)}-"):
         found.append(f"final/tasks leads to {tasks}, which are other tasks than the test's.")
     return found
 

@@ -10,11 +10,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.comparison import cells
+from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.comparison.side_by_side import Work, run_side_by_side
 from coevolve_jax.envs import family
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.harness.audit import replay
-from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, difference, finished, log
+from coevolve_jax.harness.store import Comparison, Job, Programs, Question, begun, config_changes, log
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
 from coevolve_jax.types import Task, Trajectory
@@ -113,7 +114,7 @@ def _prepare(job: Job) -> None:
     if job.start is None:
         workdirs.claim(job.workdir, job.config)
     elif not job.workdir.exists():
-        changes = difference(configs.of_run(job.start), job.config)
+        changes = config_changes(configs.of_run(job.start), job.config)
         try:
             workdirs.fork(job.start, 0, job.workdir, changes)
         except OSError:

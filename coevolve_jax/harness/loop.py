@@ -24,20 +24,17 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.harness import campaign as folders
 from coevolve_jax.harness import evidence, progress, smoke
 from coevolve_jax.harness.campaign import START, UNREADABLE, Campaign, reason
 from coevolve_jax.harness.parts import Parts
-from coevolve_jax.harness.store import Store, finished, is_run, log
+from coevolve_jax.harness.store import Store, is_run, log
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
 
-GATES = {
-    "design": ("smoke",),
-    "verdict": ("verdict",),
-}  # --gate -> the parts before which a person decides
-
-
+# --gate -> the parts before which a person decides.
+GATES = {"design": ("smoke",), "verdict": ("verdict",)}
 TOLD = 300  # characters of a difference
 
 

@@ -19,7 +19,7 @@ from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.campaign import START, Campaign, sha256
 from coevolve_jax.harness.records import Proposal, Rule, Verdict
 from coevolve_jax.harness.registry import Diagnostic, testable
-from coevolve_jax.harness.store import Question, Store, difference, twin
+from coevolve_jax.harness.store import Question, Store, config_changes, twin
 from coevolve_jax.harness.templates import Candidate, checked
 from coevolve_jax.harness.versions import Versions, mean_success
 from coevolve_jax.seeding import rng_for
@@ -274,7 +274,7 @@ class Parts:
 
     def _moved_judge(self, version: str) -> str:
         """A sentence on what of the judge a version's config changes, seen by the canary or not; or ""."""
-        changed = difference(self._versions.config(START), self._versions.config(version))
+        changed = config_changes(self._versions.config(START), self._versions.config(version))
         key = next((key for key in changed if key.startswith(JUDGE)), "")
         return key and f"config.{key} is {changed[key]!r}, other than the start's: a lever moved the judge."
 

@@ -44,9 +44,11 @@ def settled(config: ConfigDict) -> ConfigDict:
 
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
-    Raises ValueError where training or the evaluation would read the test split, and for held-out queries.
+    Raises ValueError where training or the evaluation would read the test split, for held-out queries, and
+    where all runs would share one folder of checkpoints.
     """
     c = config
+    configs.check_several_runs(c)
     _check_sealed(c)
     if c.evaluation.queries:
         raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.config import keys
 from coevolve_jax.harness import campaign
 from coevolve_jax.records.files import write_text
@@ -105,7 +106,7 @@ class Store:
         return self._folder / self._name(config) / f"seed_{seed}"
 
     def _name(self, config: ConfigDict) -> str:
-        return f"{named(config)}-{self._code}"
+        return f"{config_id(config)}-{self._code}"
 
     def begin(self, seeds: Sequence[int]) -> dict[int, str]:
         """Makes the starts that are missing. Returns why, for each seed whose start failed."""
@@ -201,7 +202,7 @@ def answer(output: Path) -> dict[str, list[int]]:
     return json.loads(output.read_text())["environment"]["by_task"]
 
 
-def named(config: ConfigDict) -> str:
+def config_id(config: ConfigDict) -> str:
     """16 hex digits that name a config but for its seed; the folder of its runs begins with them."""
     return configs.digest(configs.override(config, {"seed": 0}))
 
@@ -211,13 +212,13 @@ def twin(config: ConfigDict, others: Mapping[str, ConfigDict]) -> str:
 
     Such a version would get the same finished runs, which are no evidence of their own.
     """
-    name = named(config)
-    return next((version for version, other in others.items() if named(other) == name), "")
+    name = config_id(config)
+    return next((version for version, other in others.items() if config_id(other) == name), "")
 
 
 def is_run(workdir: Path, config: ConfigDict, seed: int) -> bool:
     """Whether a folder is named as the run of a config and seed, whatever the code."""
-    return workdir.parent.name.startswith(f"{named(config)}-") and workdir.name == f"seed_{seed}"
+    return workdir.parent.name.startswith(f"{config_id(config)}-") and workdir.name == f"seed_{seed}"
 
 
 def log(workdir: Path) -> Path:
@@ -226,15 +227,14 @@ def log(workdir: Path) -> Path:
 
 
 def begun(workdir: Path) -> bool:
-    """Whether a start exists: its held-out tasks and a whole checkpoint of step 0."""
-    return any((workdir / "checkpoints").glob("step_*/manifest.json"))
+    """Whether a start exists: its held-out tasks and a whole checkpoint of step 0.
+
+    It says what comparison/cells.begun does, without JAX: config files import this module.
+    """
+    return (workdir / "checkpoints" / "step_00000000" / "manifest.json").exists()
 
 
-def finished(workdir: Path) -> bool:
-    return (workdir / "summary.json").exists()
-
-
-def difference(ours: ConfigDict, theirs: ConfigDict) -> dict[str, Any]:
+def config_changes(ours: ConfigDict, theirs: ConfigDict) -> dict[str, Any]:
     """The values of `theirs` that differ from `ours`, by dotted key, for `configs.override`."""
     a, b = ours.to_dict(), theirs.to_dict()
     value = lambda d, key: (

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness.registry import testing_half
-from coevolve_jax.harness.store import Comparison, Job, Programs, Question, difference
+from coevolve_jax.harness.store import Comparison, Job, Programs, Question, config_changes
 from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.rollouts import write_evaluation, write_rollouts
 from coevolve_jax.seeding import rng_for
@@ -70,7 +70,9 @@ def symptoms(config: ConfigDict) -> dict[str, tuple[float, float]]:
 def _luck(config: ConfigDict) -> str:
     """Names the values that differ from the defaults. A key that is new, at its default, changes no luck."""
     theirs = configs.defaults(config.strategy.name)
-    return json.dumps(difference(theirs, configs.override(config, {"seed": 0})), sort_keys=True, default=str)
+    return json.dumps(
+        config_changes(theirs, configs.override(config, {"seed": 0})), sort_keys=True, default=str
+    )
 
 
 def train_made_up(jobs: Sequence[Job], side_by_side: int) -> dict[Path, str]:

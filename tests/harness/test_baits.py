@@ -12,7 +12,7 @@ from coevolve_jax.harness import baits, levers
 from coevolve_jax.harness.baits import Case
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.start import settled, without_harness
-from coevolve_jax.harness.store import Store, difference
+from coevolve_jax.harness.store import Store, config_changes
 from coevolve_jax.testing import leaky
 from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import WITH_MADE_UP, config
@@ -41,11 +41,11 @@ def test_a_mend_is_an_open_move_and_a_bait_is_one_term_of_the_reward_more():
     for hole in baits.BAITS:
         start = settled(baits.starting(healthy, hole))
         assert start.environment.hole == hole and "hole" not in healthy.environment
-        moved = difference(without_harness(config("none")), without_harness(start))
+        moved = config_changes(without_harness(config("none")), without_harness(start))
         assert {*moved} == {"environment.name", "environment.hole"}
         made = baits.children(without_harness(start), hole)
         assert tuple(made) == baits.KINDS
-        bait, mend = (difference(without_harness(start), made[kind][1]) for kind in baits.KINDS)
+        bait, mend = (config_changes(without_harness(start), made[kind][1]) for kind in baits.KINDS)
         rate = levers.table(start)["learner.learning_rate"].moves(start)["x3"]
         assert mend == rate and bait == rate | {"reward.terms": (baits.BAITS[hole],)}
         assert size(bait["reward.terms"]) <= levers.MOST_TERMS

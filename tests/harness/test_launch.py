@@ -8,7 +8,7 @@ import time
 import pytest
 
 from coevolve_jax.comparison import cells
-from coevolve_jax.harness import launch, start
+from coevolve_jax.harness import launch, start, store
 from coevolve_jax.harness.final import PROTOCOLS
 from coevolve_jax.harness.store import Job, Question, Store, cores_of_a_run
 from coevolve_jax.testing.campaign import MADE_UP
@@ -55,6 +55,15 @@ def test_first_steps_end_with_a_checkpoint_and_the_run_goes_on(made):
     launched, job = made
     assert launched([job._replace(until=3)], 1) == {} and calls(job) == ["3"]
     assert launched([job], 1) == {} and calls(job) == ["3", "end"]
+
+
+def test_a_start_exists_by_its_checkpoint_of_step_0_alone_as_in_a_comparison(tmp_path):
+    for step in (8, 0):
+        folder = tmp_path / "checkpoints" / f"step_{step:08d}"
+        folder.mkdir(parents=True)
+        assert not store.begun(tmp_path)
+        (folder / "manifest.json").write_text("{}")
+        assert store.begun(tmp_path) == cells.begun(tmp_path) == (step == 0)
 
 
 def test_a_run_that_another_process_makes_is_waited_for_and_taken(made, monkeypatch):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.harness import campaign, evidence, loop, start, store, summary
 from coevolve_jax.harness.bench import FAULTS
 from coevolve_jax.harness.records import Proposal, Skill
@@ -384,7 +385,7 @@ def test_a_failed_run_that_another_campaign_has_finished_since_did_fail(tmp_path
     found = evolution(tmp_path / "campaign", "slow", launch, versions=1)
     found.run()
     evolution(tmp_path / "other", "slow", finish, versions=1).run()
-    assert all(store.finished(run) for run in found.versions.runs("v001").values())
+    assert all(finished(run) for run in found.versions.runs("v001").values())
     assert found.campaign.read("v001", "smoke")["failed"] and found.replay() == []
     for run in found.versions.runs("v001").values():
         store.log(run).write_text("done\n")  # no log of a failure

@@ -11,7 +11,7 @@ import pytest
 from coevolve_jax.harness import calibration, levers, refusals
 from coevolve_jax.harness.refusals import Trained, Tried
 from coevolve_jax.harness.start import without_harness
-from coevolve_jax.harness.store import named
+from coevolve_jax.harness.store import config_id
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.seeding import rng_for
 from tests.harness.support import WITH_MADE_UP, config
@@ -133,7 +133,7 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
 
 def _all_trials_lost(folder, config, key) -> Path:
     """Takes all trials from the run of a config, and its row from trained.csv. Returns the run's workdir."""
-    (run,) = (folder / "store").glob(f"{named(config)}-*/seed_0")
+    (run,) = (folder / "store").glob(f"{config_id(config)}-*/seed_0")
     rows = read_lines(run / "evaluations.jsonl")
     write_lines(
         run / "evaluations.jsonl", [{**e, "by_task": dict.fromkeys(e["by_task"], [0, 0])} for e in rows]

@@ -7,7 +7,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.harness import levers, skills
 from coevolve_jax.harness.proposers import search
 from coevolve_jax.harness.proposers.base import History, Seen
-from coevolve_jax.harness.store import named
+from coevolve_jax.harness.store import config_id
 from tests.harness.support import config
 
 
@@ -40,10 +40,10 @@ def proposed(c, formulas=None):
 )
 def test_each_point_of_the_design_comes_once_and_passes(open_levers, versions, points):
     made = proposed(config(levers=open_levers, versions=versions))
-    assert len({named(c) for c in made}) == len(made) == 1 + points
+    assert len({config_id(c) for c in made}) == len(made) == 1 + points
 
 
 def test_a_design_whose_levers_grow_repeats_no_config():
     growing = lambda number: {f"d{i}": (f"double(errors) * {i}.0", True) for i in range(number)}
     made = proposed(config(levers=("learner.learning_rate", "reward.terms"), versions=10), growing)
-    assert len({named(c) for c in made}) == len(made) > 6
+    assert len({config_id(c) for c in made}) == len(made) > 6

@@ -1,4 +1,7 @@
-"""The config of v000: no split that training or selection reads meets the sealed test."""
+"""The config of v000: no split that training or selection reads meets the sealed test.
+
+Its runs keep their checkpoints apart.
+"""
 
 import pytest
 
@@ -54,3 +57,11 @@ def test_splits_apart_from_the_test_and_a_family_of_one_scenario_pass(monkeypatc
     start.settled(given())
     with pytest.raises(ValueError, match="eval_split is 'test'"):
         start.settled(given(eval_split="test"))
+
+
+def test_a_campaign_refuses_one_folder_of_checkpoints_for_all_its_runs():
+    c = config()
+    c.checkpoint.folder = "gs://bucket/run"
+    says = "^config.checkpoint.folder is 'gs://bucket/run', which one run alone can use: leave it empty"
+    with pytest.raises(ValueError, match=says):
+        start.settled(c)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.harness.levers import DESIGN, Refused, changed, check_effect
 from coevolve_jax.harness.proposers.base import History
 from coevolve_jax.harness.records import Proposal
-from coevolve_jax.harness.store import named
+from coevolve_jax.harness.store import config_id
 from coevolve_jax.seeding import rng_for
 
 RULES = ("score",)
@@ -42,10 +42,10 @@ class Search:
     def _design(self, history: History) -> Iterator[Proposal]:
         """The points in their order, but for the start itself and any config that came before."""
         start = history.configs[history.versions[0].id]
-        there = {named(start)}
+        there = {config_id(start)}
         for number in range(self._versions):
             point = self._point(history, number)
-            name = named(changed(start, point.changes))
+            name = config_id(changed(start, point.changes))
             if name not in there:
                 there.add(name)
                 yield point
