@@ -139,7 +139,7 @@ def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Train
             f"Worse: {share(refused['worse'], refused.total())} of the refused. Better, so refused at a "
             f"loss: {share(refused['better'], refused.total())}."
         )
-    each = sorted(trained, key=lambda t: (t.tried.by == "", t.tried.by, t.gain or -1.0))
+    each = sorted(trained, key=lambda t: (t.tried.by == "", t.tried.by, -1.0 if t.gain is None else t.gain))
     lines = [(f"`{t.tried.name}`", t.tried.by or "passed", _points(t.gain), t.kind) for t in each]
     return "\n\n".join([*found, markdown(("move", "refused by", "gain", ""), lines)])
 
@@ -174,8 +174,8 @@ def read(path: Path, start: str) -> dict[str, Tried]:
 def _side(trained: Sequence[Trained], refused: bool) -> tuple:
     own = [t for t in trained if bool(t.tried.by) == refused]
     kinds, gains = Counter(t.kind for t in own), [t.gain for t in own if t.gain is not None]
-    mean = float(np.mean(gains)) if gains else None
-    return "refused" if refused else "passed", len(own), *(kinds[k] for k in KINDS), _points(mean)
+    mean = _points(float(np.mean(gains))) if gains else ""
+    return "refused" if refused else "passed", len(own), *(kinds[k] for k in KINDS), mean
 
 
 def _points(gain: float | None) -> str:

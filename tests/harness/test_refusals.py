@@ -73,6 +73,9 @@ def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
         "one-sided p 0.5." in told
     )  # of 4 places the passed one has one of the 2 alike or better: C(3, 2) / C(4, 2)
     assert "Worse: 2 of 3 (9 to 99%)" in told and "at a loss: 1 of 3 (1 to 91%)." in told
+    alone = refusals.table(rows, [0.5, 0.7], [Trained(rows[0], 0.0, "alike"), trained[0]], 0.02)
+    assert "| passed | 0 | 0 | 0 | 0 |  |" in alone
+    assert alone.index("| -10.0 | worse |") < alone.index("| +0.0 | alike |")
     assert "| `c up` | order | failed | worse |" in told and "| `d up` | passed | +1.0 | alike |" in told
 
 
