@@ -127,8 +127,9 @@ def run() -> None:
     from coevolve_jax import build, shipped
     from coevolve_jax import config as configs
     from coevolve_jax.analysis import stats
+    from coevolve_jax.analysis.scores import scores, table
     from coevolve_jax.envs import base
-    from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
+    from coevolve_jax.loop.evaluate import evaluate, versions
     from coevolve_jax.models import hf_io
     from coevolve_jax.planning import plan
 

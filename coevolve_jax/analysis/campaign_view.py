@@ -15,7 +15,7 @@ from coevolve_jax.analysis.campaign_runs import (
     seconds_of_steps,
     transcripts,
 )
-from coevolve_jax.diagnosis.trends import MEANINGS
+from coevolve_jax.diagnosis.trends import MEANINGS, value_at
 from coevolve_jax.harness import progress
 from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered, was_read
 from coevolve_jax.harness.records import Expectation, Skill, Verdict
@@ -90,7 +90,7 @@ def campaign_view(campaign: Campaign) -> tuple[dict, list[dict]]:
                 "id": version,
                 "parent": parent,
                 "due": (TRAINS if training else DUE[due[1]]) if due and due[0] == version else None,
-                "changes": [[k, before.get(k, _setting(plan["config"], k)), v] for k, v in changes.items()],
+                "changes": [[k, before.get(k, value_at(plan["config"], k)), v] for k, v in changes.items()],
                 **_version(own, parts[parent]["evidence"].get("row", {}) if parent else {}),
                 "seconds": seconds(runs) if runs else _seconds(own["smoke"], own["evidence"], begun),
                 **places,
@@ -255,13 +255,6 @@ def _row(
 
 def _meaning(name: str) -> str:
     return MEANINGS.get(name, "a diagnostic of the registry")
-
-
-def _setting(config: Mapping[str, Any], key: str) -> Any:
-    found: Any = config
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
 
 
 def _path(versions: Sequence[Mapping], selected: str) -> list[str]:

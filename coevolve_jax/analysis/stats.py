@@ -23,6 +23,8 @@ SETS = {"iid": "held_out", "balanced": "balanced", "queries": QUERY}  # held-out
 HELP = "+help"  # after the name of a held-out set: its tasks once more, with the strategy's hints
 RESAMPLES = 10_000
 FEW = 15  # scenarios: with fewer, a bootstrap interval covers less than it says
+POWER, ALPHA = 0.8, 0.05  # of the test that `seeds_needed` plans
+MOST = 10_000  # seeds that it looks at
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
 
 
@@ -222,13 +224,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def seeds_needed(
-    sd: float, effect: float, power: float = 0.8, alpha: float = 0.05, most: int = 10_000
-) -> int:
-    """Number of seeds with which a two-sided paired t test finds `effect` with probability `power`.
+def seeds_needed(sd: float, effect: float) -> int:
+    """Seeds with which a two-sided paired t test at level ALPHA finds `effect` with probability POWER.
 
-    sd: the standard deviation of differences by seed, in the unit of the effect. alpha: the test's level.
-    Returns `most` where more seeds would be needed. Raises ValueError unless effect > 0 and sd is finite.
+    sd: the standard deviation of differences by seed, in the unit of the effect. Returns MOST where more
+    seeds would be needed. Raises ValueError unless effect > 0 and sd is finite.
     """
     from scipy import stats
 
@@ -236,11 +236,11 @@ def seeds_needed(
         raise ValueError(f"The effect is {effect}, which must be above 0, and sd {sd}, which must be finite.")
 
     def enough(n: int) -> bool:  # monotone in n, so bisection works
-        shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - alpha / 2, n - 1)
+        shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - ALPHA / 2, n - 1)
         found = stats.nct.sf(bound, n - 1, shift)
-        return bool(found >= power or not np.isfinite(found))
+        return bool(found >= POWER or not np.isfinite(found))
 
-    return bisect.bisect_left(range(most), True, lo=2, key=enough)
+    return bisect.bisect_left(range(MOST), True, lo=2, key=enough)
 
 
 @dataclasses.dataclass(frozen=True)

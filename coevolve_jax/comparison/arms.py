@@ -29,74 +29,53 @@ def _centred(name: str, why: str, **own: Any) -> Arm:
     return Arm({**_own(name, why, **own).changes, "learner.advantage": "group_mean"}, why)
 
 
-def _coevolve(why: str, **own: Any) -> Arm:
-    return _own("coevolve", why, **own)
-
-
 ARMS: dict[str, Arm] = {
-    "static": Arm({"strategy.name": "static"}, "no new tasks"),
+    "static": _own("static", "no new tasks"),
     "prioritised": Arm(
         {"strategy.name": "static", "data.sampling": "variance"}, "no new tasks, batches drawn by p (1 - p)"
     ),
-    "random": Arm({"strategy.name": "random"}, "as many new tasks, from exploration without signals"),
-    "random_known": Arm(
-        {"strategy.name": "random", "strategy.scenarios": "known"}, "the same, in the scenarios of D_t alone"
-    ),
-    "random_probe": Arm(
-        {"strategy.name": "random", "strategy.probe": 4},
-        "free exploration, of tasks that are solved sometimes",
-    ),
-    "even": Arm({"strategy.name": "even"}, "tasks for all actions in turn: evenness without aim"),
-    "weakest": Arm(
-        {"strategy.name": "weakest"}, "random, batches drawn by what categories lack (SpatialEvo)"
-    ),
-    "random_dev": Arm({"strategy.name": "random_dev"}, "random, and one task for each action joins D_t"),
-    "sec": Arm({"strategy.name": "sec"}, "random, and a bandit draws the batches by |advantage| (SEC)"),
-    "eva": Arm({"strategy.name": "eva"}, "variants of tasks with a gap between their rollouts (eva)"),
-    "webrl": Arm({"strategy.name": "webrl"}, "variants of failures that a critic lets pass (WebRL)"),
-    "agent_world": Arm(
-        {"strategy.name": "agent_world"}, "chains from what an arena shows weak (Agent-World)"
-    ),
-    "agent_world_shuffled": Arm(
-        {"strategy.name": "agent_world", "strategy.shuffled": True}, "the same, its diagnosis dealt at random"
-    ),
-    "et_agent": Arm({"strategy.name": "et_agent"}, "random, and fewer calls are worth more (ET-Agent)"),
-    "middo": Arm({"strategy.name": "middo"}, "tasks too hard twice lose a call (Middo)"),
-    "seal": Arm({"strategy.name": "seal"}, "no new tasks, advantages weighed by type of failure (SEAL)"),
-    "placebo": _coevolve("the whole method with its signals on tasks drawn at random", shuffled=True),
-    "coevolve": _coevolve("the paper's method"),
-    **{f"only_{kind}": _coevolve(f"{kind} signals alone", signals=kind) for kind in SIGNAL_KINDS},
+    "random": _own("random", "as many new tasks, from exploration without signals"),
+    "random_known": _own("random", "the same, in the scenarios of D_t alone", scenarios="known"),
+    "random_probe": _own("random", "free exploration, of tasks that are solved sometimes", probe=4),
+    "even": _own("even", "tasks for all actions in turn: evenness without aim"),
+    "weakest": _own("weakest", "random, batches drawn by what categories lack (SpatialEvo)"),
+    "random_dev": _own("random_dev", "random, and one task for each action joins D_t"),
+    "sec": _own("sec", "random, and a bandit draws the batches by |advantage| (SEC)"),
+    "eva": _own("eva", "variants of tasks with a gap between their rollouts (eva)"),
+    "webrl": _own("webrl", "variants of failures that a critic lets pass (WebRL)"),
+    "agent_world": _own("agent_world", "chains from what an arena shows weak (Agent-World)"),
+    "agent_world_shuffled": _own("agent_world", "the same, its diagnosis dealt at random", shuffled=True),
+    "et_agent": _own("et_agent", "random, and fewer calls are worth more (ET-Agent)"),
+    "middo": _own("middo", "tasks too hard twice lose a call (Middo)"),
+    "seal": _own("seal", "no new tasks, advantages weighed by type of failure (SEAL)"),
+    "placebo": _own("coevolve", "the whole method with its signals on tasks drawn at random", shuffled=True),
+    "coevolve": _own("coevolve", "the paper's method"),
+    **{f"only_{kind}": _own("coevolve", f"{kind} signals alone", signals=kind) for kind in SIGNAL_KINDS},
     **{
-        f"without_{kind}": _coevolve(
-            f"all signals but {kind}", signals=",".join(k for k in SIGNAL_KINDS if k != kind)
+        f"without_{kind}": _own(
+            "coevolve", f"all signals but {kind}", signals=",".join(k for k in SIGNAL_KINDS if k != kind)
         )
         for kind in SIGNAL_KINDS
     },
     "without_validation": Arm(
         {"strategy.name": "coevolve", "evolution.validate": False}, "new tasks are taken as they are proposed"
     ),
-    "oracle": Arm({"strategy.name": "oracle"}, "exploration of the tools that are known to be weak"),
-    "oracle_probe": Arm(
-        {"strategy.name": "oracle", "strategy.probe": 4}, "the same, of tasks that are solved sometimes"
-    ),
-    "coevolve_probe": _coevolve("only tasks that 4 rollouts solve sometimes", probe=4),
-    "coevolve_unsolved": _coevolve("no signals of tasks that were solved since", unsolved=True),
+    "oracle": _own("oracle", "exploration of the tools that are known to be weak"),
+    "oracle_probe": _own("oracle", "the same, of tasks that are solved sometimes", probe=4),
+    "coevolve_probe": _own("coevolve", "only tasks that 4 rollouts solve sometimes", probe=4),
+    "coevolve_unsolved": _own("coevolve", "no signals of tasks that were solved since", unsolved=True),
     "coevolve_prioritised": Arm(
         {"strategy.name": "coevolve", "data.sampling": "variance"}, "batches drawn by p (1 - p)"
     ),
     "coevolve_retire": Arm(
         {"strategy.name": "coevolve", "data.retire_after": 3}, "tasks alike in 3 visits are drawn no more"
     ),
-    "blame": Arm(
-        {"strategy.name": "blame"}, "tools that failed rollouts miss at first sight, by p (1 - p) squared"
-    ),
-    "blame_all_visits": Arm(
-        {"strategy.name": "blame", "strategy.first_sight": 0}, "the same, from all visits to a task"
-    ),
-    "blame_flat": Arm({"strategy.name": "blame", "strategy.sharpness": 1.0}, "the same, by p (1 - p) itself"),
-    "blame_narrow": Arm({"strategy.name": "blame", "strategy.breadth": 1}, "the same, each tool drawn anew"),
-    "blame_chasing": Arm({"strategy.name": "blame", "strategy.chasing": True}, "the same, by 1 - p squared"),
-    "blame_probe": Arm({"strategy.name": "blame", "strategy.probe": 4}, "blame and admission by probe"),
+    "blame": _own("blame", "tools that failed rollouts miss at first sight, by p (1 - p) squared"),
+    "blame_all_visits": _own("blame", "the same, from all visits to a task", first_sight=0),
+    "blame_flat": _own("blame", "the same, by p (1 - p) itself", sharpness=1.0),
+    "blame_narrow": _own("blame", "the same, each tool drawn anew", breadth=1),
+    "blame_chasing": _own("blame", "the same, by 1 - p squared", chasing=True),
+    "blame_probe": _own("blame", "blame and admission by probe", probe=4),
     "blame_prioritised": Arm(
         {"strategy.name": "blame", "data.sampling": "variance"}, "blame and batches drawn by p (1 - p)"
     ),

@@ -32,6 +32,7 @@ from coevolve_jax.comparison.cells import begun
 from coevolve_jax.comparison.consistency import check_run
 from coevolve_jax.comparison.plan import JOINING, Cell, cell_config, start_config
 from coevolve_jax.comparison.quality import quality
+from coevolve_jax.records.files import read_lines
 
 FINISHED = (
     "config.json", "ledger.json", "held_out.jsonl", "tasks.jsonl", "evaluations.jsonl", "metrics.jsonl",
@@ -287,7 +288,7 @@ def _evaluated(workdir: Path) -> Any:
     """The counts of all evaluations; for a run that diverged the step where it did."""
     if failure := diverged(workdir):
         return failure["step"]
-    rows = [json.loads(line) for line in (workdir / "evaluations.jsonl").read_text().splitlines()]
+    rows = read_lines(workdir / "evaluations.jsonl")
     return [(row["step"], row["set"], row["by_task"]) for row in rows]
 
 

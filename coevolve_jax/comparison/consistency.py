@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.stats import HELP, SETS
+from coevolve_jax.records.files import read_lines
 
 LAST = "last_rollouts"
 # Of the budget: what the last step may take beside its batch. It is meant for the probes of one evolution;
@@ -26,9 +27,7 @@ def check_run(workdir: Path) -> None:
     raises KeyError or TypeError.
     """
     values = lambda name: json.loads((workdir / f"{name}.json").read_text(encoding="utf-8"))
-    lines = lambda name: list(
-        map(json.loads, (workdir / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
-    )
+    lines = lambda name: list(read_lines(workdir / f"{name}.jsonl"))
     config, summary, ledger = values("config"), values("summary"), values("ledger")
     held_out = {task["id"]: task for task in lines("held_out")}
     _fits("config_digest of summary.json", summary["config_digest"], configs.digest(ConfigDict(config)))

@@ -17,10 +17,8 @@ from coevolve_jax.analysis import stats
 
 EFFECT = 0.03  # the difference that seeds_for_effect is computed for
 RESAMPLES = 2000
-AT_WORST = (
-    "if_lost_failed",
-    "if_diverged_failed",
-)  # keys of an arm or a difference, with the same numbers for the worst case
+# Keys of an arm or a difference, with the same numbers for the worst case.
+AT_WORST = ("if_lost_failed", "if_diverged_failed")
 
 Row = Mapping[str, Any]
 Runs = Mapping[tuple[str, int], "Counts"]  # by (arm, seed)

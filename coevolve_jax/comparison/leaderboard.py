@@ -91,7 +91,7 @@ def board(testbed: Testbed) -> Board:
         )
     by_seed = {a: own for a, own in every.items() if own.keys() & every[RANDOM].keys()}
     fitted = many_to_one.fit(by_seed)
-    means = dict(zip(fitted.arms, fitted.means.tolist(), strict=True))
+    means = _means_of(fitted)
     methods = [a for a in by_seed if a.partition("+")[0] not in CONTROLS]
     first = against_random(fitted, by_seed, methods)
     others = [a for a in by_seed if a not in methods and a != RANDOM]
@@ -115,53 +115,80 @@ def board(testbed: Testbed) -> Board:
     secondary = {name: _means(kept, METRICS[name]) for name in ("others", "iid")}
     gap = means[ORACLE] - means[RANDOM] if ORACLE in means and (first[ORACLE].low or 0) > 0 else 0.0
     papers = {s.arm: s.paper for s in systems() if s.arm}
-    config, rows = testbed.plan["config"], []
+    rows = []
     for a in order:
-        own = list(by_seed[a].values())
-        versus = first.get(a)
-        row: dict[str, Any] = {
-            "testbed": testbed.name,
-            "base": Path(config["model"]).name,
-            "split": testbed.plan["reads"],
-            "method": a,
+        told = {
             "paper": papers.get(a.partition("+")[0], ""),
-            "fidelity": fidelity(a, testbed.modules)[0],
-            "seeds": len(own),
-            "metric": primary(testbed),
             "mean": means[a],
-            "mean_raw": statistics.fmean(own),
-            "sd": statistics.stdev(own) if own[1:] else None,
             "letters": letters.get(a),
             "headroom_share": (means[a] - means[RANDOM]) / gap if gap > 0 else None,
             **{name: values.get(a) for name, values in secondary.items()},
-            **_costs(a, testbed.costs),
-            **_origin(a, testbed),
         }
-        if versus:
-            row |= {"diff_random": versus.difference, "lo": versus.low, "hi": versus.high, "p": versus.p}
-        if probe := second.get(a):
-            row |= {
-                "diff_probe": probe.difference,
-                "probe_lo": probe.low,
-                "probe_hi": probe.high,
-                "probe_p": probe.p,
-            }
-        if a in ranks:
-            row |= dict(zip(("rank_lo", "rank_hi", "p_best"), ranks[a], strict=True))
-        rows.append({column: row.get(column) for column in COLUMNS})
-    under = dict(zip(worst_fit.arms, worst_fit.means.tolist(), strict=True))
+        own = list(by_seed[a].values())
+        rows.append(_row(testbed, a, own, first.get(a), second.get(a), ranks.get(a), told))
     said = _said(testbed, by_seed)
     said += [f"{a} shares no seed with {RANDOM} and stands in no table." for a in every if a not in by_seed]
-    for a in order:
-        least = under[a] - under[RANDOM]
+    said += _lost_said(found, means, _means_of(worst_fit), order)
+    said += notes.added(testbed.plan)
+    return Board(testbed, rows, by_seed, fitted.sd, fitted.df, said)
+
+
+def _row(
+    testbed: Testbed,
+    column: str,
+    values: Sequence[float],
+    versus: many_to_one.Contrast | None,
+    probe: many_to_one.Contrast | None,
+    rank: tuple[int, int, float] | None,
+    told: Mapping[str, Any],
+) -> dict[str, Any]:
+    """An arm's row by COLUMNS, None where there is no value.
+
+    values: of its seeds. versus, probe: its differences from RANDOM and from PROBE. rank: its interval and
+    P(best). told: further columns.
+    """
+    row = {
+        "testbed": testbed.name,
+        "base": Path(testbed.plan["config"]["model"]).name,
+        "split": testbed.plan["reads"],
+        "method": column,
+        "fidelity": fidelity(column, testbed.modules)[0],
+        "seeds": len(values),
+        "metric": primary(testbed),
+        "mean_raw": statistics.fmean(values),
+        "sd": statistics.stdev(values) if values[1:] else None,
+        **told,
+        **_costs(column, testbed.costs),
+        **_origin(column, testbed),
+        **_compared(("diff_random", "lo", "hi", "p"), versus),
+        **_compared(("diff_probe", "probe_lo", "probe_hi", "probe_p"), probe),
+        **dict(zip(("rank_lo", "rank_hi", "p_best"), rank or ())),
+    }
+    return {name: row.get(name) for name in COLUMNS}
+
+
+def _compared(columns: Sequence[str], found: many_to_one.Contrast | None) -> dict[str, float | None]:
+    numbers = (found.difference, found.low, found.high, found.p) if found else ()
+    return dict(zip(columns, numbers))
+
+
+def _lost_said(
+    found: Mapping[tuple[str, int], Counts],
+    means: Mapping[str, float],
+    worst: Mapping[str, float],
+    arms: Iterable[str],
+) -> list[str]:
+    """Says of the arms that lost many trials or whose means these move, what the worst case is."""
+    said = []
+    for a in arms:
+        least = worst[a] - worst[RANDOM]
         lost = lost_counts(c for (arm, _), c in found.items() if arm == a)["lost_share"]
         if abs(least - (means[a] - means[RANDOM])) > stats.LOST or lost > stats.LOST:
             said.append(
                 f"{a} lost {lost:.1%} of its trials. With lost trials as failures and diverged runs as 0 its "
-                f"mean is {100 * under[a]:.1f}, {100 * least:+.1f} against {RANDOM}."
+                f"mean is {100 * worst[a]:.1f}, {100 * least:+.1f} against {RANDOM}."
             )
-    said += notes.added(testbed.plan)
-    return Board(testbed, rows, by_seed, fitted.sd, fitted.df, said)
+    return said
 
 
 def _better(found: many_to_one.Contrast) -> bool:
@@ -219,9 +246,7 @@ def against_probe(fitted: many_to_one.Fit, passed: Sequence[str]) -> dict[str, m
     return {c.a: c._replace(p=p) for c, p in zip(found, adjusted, strict=True)}
 
 
-def rank_intervals(
-    found: Mapping[tuple[str, int], Counts], seed: int = 0
-) -> dict[str, tuple[int, int, float]]:
+def rank_intervals(found: Mapping[tuple[str, int], Counts]) -> dict[str, tuple[int, int, float]]:
     """The 95% rank interval and P(best) of each arm, by a bootstrap that crosses seeds and scenarios.
 
     Samples without any value of an arm are left out of its interval; it cannot be the best in them. Equal
@@ -230,7 +255,7 @@ def rank_intervals(
     if not found:
         return {}
     there = np.any([c.there for c in found.values()], axis=0)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     where = stats.resample(int(there.sum()), rng, RESAMPLES)
     own: dict[str, dict[int, np.ndarray]] = {}
     for (a, s), c in found.items():
@@ -281,8 +306,11 @@ def _by_seed(found: Mapping[tuple[str, int], Counts]) -> dict[str, dict[int, flo
 def _means(rows: Sequence[Mapping[str, Any]], metric: Any) -> dict[str, float]:
     """Adjusted means of a secondary metric by arm; {} where no run has it."""
     values = _by_seed(counts(rows, metric))
-    fitted = many_to_one.fit(values) if values else None
-    return dict(zip(fitted.arms, fitted.means.tolist(), strict=True)) if fitted else {}
+    return _means_of(many_to_one.fit(values)) if values else {}
+
+
+def _means_of(fitted: many_to_one.Fit) -> dict[str, float]:
+    return dict(zip(fitted.arms, fitted.means.tolist(), strict=True))
 
 
 def _costs(column: str, costs: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:

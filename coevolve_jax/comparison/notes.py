@@ -17,74 +17,50 @@ HELD_OUT = tuple(sorted(SETS))  # names of the held-out sets in evaluations
 BOUND = ("steps", "rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
 OF_ALL = ("steps", "rollouts")  # of these, columns in which static arms should not differ from others either
 
+BySeed = Mapping[Any, Sequence[Mapping[str, Any]]]  # seed -> rows of cells.csv
+
 
 def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
     """Returns caveats about the design and the budgets of a comparison.
 
     budget: rows of cells.csv. missing: names of cells without a result.
     """
-    said = [f"Read on the {plan['reads']} set.", *_planned_later(plan), *_joined(plan)]
-    if missing:
-        said.append(
-            f"{len(missing)} cells are not finished: {', '.join(missing[:5])}{' ...' if missing[5:] else ''}."
-        )
-    if ended := [r for r in budget if r.get("diverged") is not None]:
-        runs = ", ".join(f"{r['arm']}, seed {r['seed']} (step {r['diverged']:g})" for r in ended)
-        said.append(
-            f'Diverged, which is a result: {runs}. The means leave these runs out; the rows "diverged as 0" '
-            "count each as success 0, and an arm's lost trials as failures where they are many. They are not "
-            "run again, for they would end alike; --retry_diverged runs them."
-        )
-    said += [*_tried_again(budget), *commits(budget)]
-    budget = [r for r in budget if r.get("diverged") is None]
-    by_arm = Counter(r["arm"] for r in {(r["arm"], r["seed"]): r for r in budget}.values())
-    fewest, seeds = min(by_arm.items(), key=lambda item: item[1], default=("no arm", 0))
-    if seeds < FEW:
-        which = f" ({fewest})" if len(set(by_arm.values())) > 1 else ""
-        said.append(
-            f"{seeds} seeds{which}: how far seeds differ is itself a guess, and with it the t intervals and "
-            "p. Few that happen to agree give a narrow interval, and two give no p; "
-            f"{FEW} or more are needed."
-        )
-    by_seed = {seed: [r for r in budget if r["seed"] == seed] for seed in sorted({r["seed"] for r in budget})}
-    for key in BOUND:
-        ends = {}  # by seed: the rows with the least and the most of it, where these differ
-        for seed, rows in by_seed.items():
-            bound = [r for r in rows if r.get(key) is not None and (key in OF_ALL or not _static(r["arm"]))]
-            low, high = (end(bound, key=lambda r: r[key], default={key: 0}) for end in (min, max))
-            if high[key] - low[key] > EQUAL * max(abs(high[key]), abs(low[key])):
-                ends[seed] = low, high
-        if ends:
-            most = max(ends, key=lambda seed: ends[seed][1][key] - ends[seed][0][key])
-            low, high = ends[most]
-            said.append(
-                f"The arms are not equal in {key.replace('_', ' ')} in {_seeds(ends)}: in seed {most} from "
-                f"{low[key]:.4g} ({low['arm']}) to {high[key]:.4g} ({high['arm']})."
-            )
-    for setting in dict.fromkeys(r["arm"].partition("+")[2] for r in budget):
-        own = {
-            s: {r.get("initial_digest") for r in rows if r["arm"].partition("+")[2] == setting}
-            for s, rows in by_seed.items()
-        }
-        if apart := [seed for seed, digests in own.items() if len(digests) > 1]:
-            where = f" with {setting}" if setting else ""
-            said.append(f"The arms{where} do not start from the same D_0 in {_seeds(apart)}.")
-    for name in HELD_OUT:
-        key = f"{name}_digest"
-        groups = {s: {r[key]: r["arm"] for r in reversed(rows) if r.get(key)} for s, rows in by_seed.items()}
-        if apart := [seed for seed, first in groups.items() if len(first) > 1]:
-            a, b, *_ = reversed(groups[apart[0]].values())
-            said.append(
-                f"The {name} held-out tasks are not the same in {_seeds(apart)}: those of {a} and {b} "
-                "differ, for one, and what is compared between them differs in its tasks too."
-            )
-    for name in dict.fromkeys(r["arm"] for r in budget):
-        shares = [
-            r["rollouts_lost_share"] for r in budget if r["arm"] == name and r.get("rollouts_lost_share")
-        ]
-        if shares and (mean := sum(shares) / len(shares)) > LOST:
-            said.append(f"{name} lost {mean:.1%} of its training rollouts: nothing is learned from these.")
-    return said
+    rest = [r for r in budget if r.get("diverged") is None]
+    by_seed = {seed: [r for r in rest if r["seed"] == seed] for seed in sorted({r["seed"] for r in rest})}
+    return [
+        f"Read on the {plan['reads']} set.",
+        *_planned_later(plan),
+        *_joined(plan),
+        *_missing(missing),
+        *_diverged(budget),
+        *_tried_again(budget),
+        *commits(budget),
+        *_few_seeds(rest),
+        *_unequal_budgets(by_seed),
+        *_other_starts(rest, by_seed),
+        *_other_held_out(by_seed),
+        *_lost_in_training(rest),
+    ]
+
+
+def _missing(names: Sequence[str]) -> list[str]:
+    """Says which cells have no result."""
+    if not names:
+        return []
+    return [f"{len(names)} cells are not finished: {', '.join(names[:5])}{' ...' if names[5:] else ''}."]
+
+
+def _diverged(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says which runs diverged, and how they count."""
+    ended = [r for r in budget if r.get("diverged") is not None]
+    if not ended:
+        return []
+    runs = ", ".join(f"{r['arm']}, seed {r['seed']} (step {r['diverged']:g})" for r in ended)
+    return [
+        f'Diverged, which is a result: {runs}. The means leave these runs out; the rows "diverged as 0" '
+        "count each as success 0, and an arm's lost trials as failures where they are many. They are not "
+        "run again, for they would end alike; --retry_diverged runs them."
+    ]
 
 
 def _tried_again(budget: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,6 +73,87 @@ def _tried_again(budget: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"Tried again after they had diverged (--retry_diverged), {len(again)} of {len(budget)}: {runs}. "
         "Their last tries stand in the tables, so a result decided how often these were run."
+    ]
+
+
+def _few_seeds(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Warns of intervals from too few seeds."""
+    by_arm = Counter(arm for arm, _ in {(r["arm"], r["seed"]): None for r in budget})
+    fewest, seeds = min(by_arm.items(), key=lambda item: item[1], default=("no arm", 0))
+    if seeds >= FEW:
+        return []
+    which = f" ({fewest})" if len(set(by_arm.values())) > 1 else ""
+    return [
+        f"{seeds} seeds{which}: how far seeds differ is itself a guess, and with it the t intervals and "
+        "p. Few that happen to agree give a narrow interval, and two give no p; "
+        f"{FEW} or more are needed."
+    ]
+
+
+def _unequal_budgets(by_seed: BySeed) -> list[str]:
+    """Says in which budgets the arms differ, with the seed that has the largest difference of each."""
+    said = []
+    for key in BOUND:
+        found = {seed: _ends(rows, key) for seed, rows in by_seed.items()}
+        ends = {seed: pair for seed, pair in found.items() if pair}
+        if ends:
+            most = max(ends, key=lambda seed: ends[seed][1][key] - ends[seed][0][key])
+            low, high = ends[most]
+            said.append(
+                f"The arms are not equal in {key.replace('_', ' ')} in {_seeds(ends)}: in seed {most} from "
+                f"{low[key]:.4g} ({low['arm']}) to {high[key]:.4g} ({high['arm']})."
+            )
+    return said
+
+
+def _ends(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The rows of a seed with the least and the most of a budget; None where these are equal."""
+    bound = [r for r in rows if r.get(key) is not None and (key in OF_ALL or not _static(r["arm"]))]
+    low, high = (end(bound, key=lambda r: r[key], default={key: 0}) for end in (min, max))
+    apart = high[key] - low[key] > EQUAL * max(abs(high[key]), abs(low[key]))
+    return (low, high) if apart else None
+
+
+def _other_starts(budget: Sequence[Mapping[str, Any]], by_seed: BySeed) -> list[str]:
+    """Says in which seeds arms of one setting begin with other tasks."""
+    said = []
+    for setting in dict.fromkeys(r["arm"].partition("+")[2] for r in budget):
+        own = {
+            s: {r.get("initial_digest") for r in rows if r["arm"].partition("+")[2] == setting}
+            for s, rows in by_seed.items()
+        }
+        if apart := [seed for seed, digests in own.items() if len(digests) > 1]:
+            where = f" with {setting}" if setting else ""
+            said.append(f"The arms{where} do not start from the same D_0 in {_seeds(apart)}.")
+    return said
+
+
+def _other_held_out(by_seed: BySeed) -> list[str]:
+    """Says in which seeds arms were evaluated on other tasks."""
+    said = []
+    for name in HELD_OUT:
+        key = f"{name}_digest"
+        groups = {s: {r[key]: r["arm"] for r in reversed(rows) if r.get(key)} for s, rows in by_seed.items()}
+        if apart := [seed for seed, first in groups.items() if len(first) > 1]:
+            a, b, *_ = reversed(groups[apart[0]].values())
+            said.append(
+                f"The {name} held-out tasks are not the same in {_seeds(apart)}: those of {a} and {b} "
+                "differ, for one, and what is compared between them differs in its tasks too."
+            )
+    return said
+
+
+def _lost_in_training(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says which arms lost more than LOST of their training rollouts, by the mean of runs that lost some."""
+    lost: dict[str, list[float]] = {r["arm"]: [] for r in budget}
+    for r in budget:
+        if share := r.get("rollouts_lost_share"):
+            lost[r["arm"]].append(share)
+    means = {name: sum(shares) / len(shares) for name, shares in lost.items() if shares}
+    return [
+        f"{name} lost {mean:.1%} of its training rollouts: nothing is learned from these."
+        for name, mean in means.items()
+        if mean > LOST
     ]
 
 

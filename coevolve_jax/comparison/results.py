@@ -17,27 +17,19 @@ from coevolve_jax.analysis.stats import HELP, lost_trials
 from coevolve_jax.comparison.arms import PLANNED
 from coevolve_jax.comparison.cell_files import diverged, ended, finished, ran
 from coevolve_jax.comparison.differences import (
-    EFFECT,
     METRICS,
-    Counts,
-    Metric,
     compare,
     correct,
     counts,
     curves,
-    difference,
     lost_by_evaluation,
     no_values,
 )
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
+from coevolve_jax.records.files import read_lines
 from coevolve_jax.types import GIVEN, mixed
-
-__all__ = (
-    "EFFECT", "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves",
-    "difference", "no_values", "outcomes", "read", "read_csv", "summarise",
-)  # fmt: skip
 
 OUTCOMES = (
     "arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials",
@@ -53,9 +45,9 @@ def outcomes(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
     rows = []
     for cell in cells:
         workdir = cell.workdir(folder)
-        tasks = {t["id"]: t for t in _lines(workdir / "held_out.jsonl")}
+        tasks = {t["id"]: t for t in read_lines(workdir / "held_out.jsonl")}
         called = {i: _tools(t) for i, t in tasks.items()}
-        for row in _lines(workdir / "evaluations.jsonl"):
+        for row in read_lines(workdir / "evaluations.jsonl"):
             weak = row.get("weak_tools", {})
             for task, (successes, trials) in row["by_task"].items():
                 names = sorted(called[task])
@@ -94,7 +86,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
     summary, ledger, config = (
         json.loads((workdir / f"{name}.json").read_text()) for name in ("summary", "ledger", "config")
     )
-    metrics, tasks = _lines(workdir / "metrics.jsonl"), _lines(workdir / "tasks.jsonl")
+    metrics, tasks = (list(read_lines(workdir / f"{name}.jsonl")) for name in ("metrics", "tasks"))
     costs = ledger["costs"]
     # An explorer that rolls tasks out books its rollouts among its own costs.
     total = lambda prefix: sum(
@@ -145,7 +137,7 @@ def _lost(workdir: Path, metrics: Sequence[Mapping]) -> dict[str, Any]:
     groups = [row["groups"]["rolled_out"] for row in metrics]
     lost = sum(n * (1 - row.get("valid", 1.0)) for n, row in zip(groups, metrics, strict=True))
     found: dict[str, Any] = {"rollouts_lost_share": lost / sum(groups) if sum(groups) else 0.0}
-    last = {row["set"]: row for row in _lines(workdir / "evaluations.jsonl")}
+    last = {row["set"]: row for row in read_lines(workdir / "evaluations.jsonl")}
     for name in HELD_OUT:
         trials = lost_trials(last[name]) if name in last else (None, None)
         found |= {f"{name}_trials_lost": trials[0], f"{name}_trials_asked": trials[1]}
@@ -295,10 +287,6 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def _tools(task: Mapping) -> set[str]:
     """Names of the tools that a task calls. task: a row of tasks.jsonl or held_out.jsonl."""
     return {call["name"] for turn in task["turns"] for call in turn["calls"]}
@@ -311,13 +299,13 @@ def _content(task: Mapping) -> str:
 
 def start_digests(workdir: Path) -> dict[str, str]:
     """Digests of the content of D_0 and of each held-out set; "" for a set that the run does not have."""
-    initial = [t for t in _lines(workdir / "tasks.jsonl") if t["lineage"]["kind"] == "initial"]
+    initial = [t for t in read_lines(workdir / "tasks.jsonl") if t["lineage"]["kind"] == "initial"]
     return {"initial_digest": _digest(map(_content, initial)), **_held_out_digests(workdir)}
 
 
 def _held_out_digests(workdir: Path) -> dict[str, str]:
-    tasks = {t["id"]: _content(t) for t in _lines(workdir / "held_out.jsonl")}
-    sets = {row["set"]: sorted(row["by_task"]) for row in _lines(workdir / "evaluations.jsonl")}
+    tasks = {t["id"]: _content(t) for t in read_lines(workdir / "held_out.jsonl")}
+    sets = {row["set"]: sorted(row["by_task"]) for row in read_lines(workdir / "evaluations.jsonl")}
     return {
         f"{name}_digest": _digest(tasks[i] for i in sets[name]) if name in sets else "" for name in HELD_OUT
     }

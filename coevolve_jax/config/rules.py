@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import names
 from coevolve_jax.config import keys, kinds, methods, schedule
+from coevolve_jax.config.loading import find
 from coevolve_jax.diagnosis import rewards
 
 
@@ -293,7 +294,7 @@ def check(config: ConfigDict) -> None:
     methods.trackers(config)
     for rule in RULES:
         if not rule.holds(config):
-            kinds.refuse(rule.key, _value(config, rule.key), rule.must.format_map(config))
+            kinds.refuse(rule.key, find(config, rule.key), rule.must.format_map(config))
 
 
 def check_values(config: ConfigDict) -> None:
@@ -314,14 +315,14 @@ def check_values(config: ConfigDict) -> None:
             raise ValueError(
                 f"The config lacks the key {name}: start a config file from coevolve_jax.config.defaults()."
             )
-        key.check(name, _value(config, name))
+        key.check(name, find(config, name))
     for name, key in keys.OPTIONAL.items():
         if name not in there and name.startswith("testbed.") and "testbed" in config:
             raise ValueError(
                 f"The config lacks the key {name}: its section testbed has all of {', '.join(keys.TESTBED)}."
             )
         if name in there:
-            key.check(name, _value(config, name))
+            key.check(name, find(config, name))
 
 
 def check_evolution(config: ConfigDict, first: int = 0) -> None:
@@ -380,7 +381,7 @@ def _check_own_settings(config: ConfigDict) -> None:
     there = set(keys.names(config))
     for name, key in keys.OWN.items():
         if name in there:
-            key.check(name, _value(config, name))
+            key.check(name, find(config, name))
 
 
 def check_several_runs(config: ConfigDict) -> None:
@@ -404,8 +405,3 @@ def _check_no_password(config: ConfigDict) -> None:
                 f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes "
                 f"its config down: leave them out, and {remedy}."
             )
-
-
-def _value(config: ConfigDict, key: str) -> object:
-    section, _, name = key.rpartition(".")
-    return (config[section] if section else config)[name]

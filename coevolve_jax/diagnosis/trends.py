@@ -66,7 +66,7 @@ def trend(config: ConfigDict, steps: Sequence[Mapping[str, Any]]) -> dict[str, f
     quarter = max(1, len(steps) // 4)
     spans = {"": steps, "_first": steps[:quarter], "_last": steps[-quarter:]}
     found = {
-        name + part: mean(_at(step, place) for step in span)
+        name + part: mean(value_at(step, place) for step in span)
         for name, (place, _) in METRICS.items()
         for part, span in spans.items()
     }
@@ -88,8 +88,9 @@ def mean(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _at(step: Mapping[str, Any], place: str) -> float | None:
-    value: Any = step
+def value_at(row: Mapping[str, Any], place: str) -> Any:
+    """The value of a dotted key in nested mappings; None where there is none."""
+    value: Any = row
     for part in place.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value

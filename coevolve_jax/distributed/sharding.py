@@ -24,13 +24,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-AXES = (
-    "data",
-    "fsdp",
-    "expert",
-    "context",
-    "tensor",
-)  # tensor last: its devices communicate most, so they are neighbours
+# Tensor last: its devices communicate most, so they are neighbours.
+AXES = ("data", "fsdp", "expert", "context", "tensor")
 ROWS = ("data", "fsdp", "expert")  # split the rows of a batch
 CONTEXT = "context"  # splits each row
 PARTS = (*ROWS, CONTEXT)  # split the parts of rows

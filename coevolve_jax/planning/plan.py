@@ -401,9 +401,8 @@ def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
     They are the layer at work, the next one on its way, and the gradient before it is scattered.
     """
     tensor, expert = mesh.shape["tensor"], mesh.shape["expert"]
-    whole = lambda p: (
-        math.prod(p.shape[1:]) // (tensor * (expert if p.ndim == 4 else 1))
-    )  # experts stay on their devices
+    # Experts stay on their devices.
+    whole = lambda p: math.prod(p.shape[1:]) // (tensor * (expert if p.ndim == 4 else 1))
     layer = sum(whole(p) for p in jax.tree.leaves(layers))
     copies = 3 if math.prod(mesh.shape[axis] for axis in sharding.MATRICES) > 1 else 1
     return copies * layer * jnp.dtype(learner.dtype).itemsize

@@ -173,9 +173,8 @@ def _turns_reuse_the_prefix_and_stay_exact(subject: Subject) -> None:
 
 def _what_shares_a_batch_does_not_matter(subject: Subject) -> None:
     rng = np.random.default_rng(1)
-    prompts = [
-        rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)
-    ]  # more than an engine of four slots has
+    # More than an engine of four slots has.
+    prompts = [rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)]
     budgets = [8, 1, 20, 3, 16, 5]
     greedy = lambda conversation_id, p, n: ask(conversation_id, p, temperature=0.0, new=n)
     together = subject.generate([greedy(10 + i, p, n) for i, (p, n) in enumerate(zip(prompts, budgets))])

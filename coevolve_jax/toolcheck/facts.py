@@ -193,12 +193,14 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         looks = any(tool.looked for tool in tools.values())
         forgets = servers.started(config) and not unlike and _forgets(config, jobs, first)
         tasks = TaskPool(key=family.task_key)
-        stats = Synthesizer(roles, family.tools, watched, config, None, action_pattern=family.action_pattern)
+        synthesizer = Synthesizer(
+            roles, family.tools, watched, config, None, action_pattern=family.action_pattern
+        )
         request = SynthesisRequest(asked, "initial", 0, rng_for(config.seed, "initial"))
         if servers.started(config):  # few passes, where calls do not repeat and so no task passes
-            made = stats.synthesize(tasks, contexts, request)
+            made = synthesizer.synthesize(tasks, contexts, request)
         else:
-            made = stats.synthesize_unguided(tasks, scenarios, request)
+            made = synthesizer.synthesize_unguided(tasks, scenarios, request)
     found = list(tasks)
     prompt, tokens, tokenizer = _prompt(config, family.tools, found[0] if found else scenarios[0])
     return Facts(

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.run_view import evaluations
+from coevolve_jax.analysis.scores import scores, table
 from coevolve_jax.envs import base
-from coevolve_jax.loop.evaluate import scores, table, tally
+from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
 
 
@@ -64,6 +65,22 @@ def test_an_interval_of_nothing_but_failures_is_not_empty():
         1 - 0.025**0.04
     )
     assert stats.share([0, 1, 1], [1, 1, 1]) == stats.clustered_ratio([0, 1, 1], [1, 1, 1])
+
+
+def test_best_of_k_asks_for_k_valid_rollouts_and_one_success_among_them():
+    by_task = {"one": [1, 3], "none": [0, 3], "all": [3, 3], "short": [2, 2], "lost": [0, 0]}
+    parts = {"one": "a", "none": "a", "all": "b", "short": "b", "lost": "c"}
+    rows = {row["category"]: row for row in scores(by_task, 3, parts, {})}
+    told = lambda row: (row["tasks"], row["trials"], *(row[k] and row[k]["value"] for k in ("avg", "best")))
+    assert told(rows["a"]) == (2, 6, 1 / 6, 1 / 2)
+    assert told(rows["b"]) == (2, 5, 1.0, 1.0)
+    assert told(rows["c"]) == (0, 0, None, None)
+    assert told(rows["all"]) == (4, 11, 6 / 11, 2 / 3)
+
+
+def test_a_task_of_no_category_counts_in_all_of_them_together():
+    rows = {row["category"]: row for row in scores({"t": [1, 1], "u": [0, 1]}, 1, {"t": "a", "v": "b"}, {})}
+    assert rows["all"]["avg"]["value"] == 1 / 2 and rows["a"]["avg"]["value"] == 1.0
 
 
 def test_a_table_of_no_valid_rollout_says_so():

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coevolve_jax.comparison import bundle, cell_files, leaderboard, plan, results, testbed
+from coevolve_jax.comparison import bundle, cell_files, leaderboard, notes, plan, testbed
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
@@ -403,7 +403,7 @@ def test_cells_that_are_here_already_stand_and_the_agreement_is_told(home, tmp_p
     (other,) = join(folder, opened)
     assert (other["repeated"], other["alike"]) == (1, 0)
     assert json.loads((mine / "evaluations.jsonl").read_text().splitlines()[-1]) == row
-    told = results.notes({"reads": "test", "joined": [other]}, [], [])[1]
+    told = notes.notes({"reads": "test", "joined": [other]}, [], [])[1]
     assert "Of 1 cells that were run in both places, 0 have the same counts; those of here stand." in told
     theirs = Cell(NAME, 0).workdir(folder)  # of others' cells there is nothing of ours to stand
     (theirs / "evaluations.jsonl").write_text((mine / "evaluations.jsonl").read_text())

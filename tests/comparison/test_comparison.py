@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import cells, notes, plan, results
 from coevolve_jax.comparison.arms import ARMS, arm
+from coevolve_jax.comparison.differences import METRICS, compare
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.comparison.table import table
@@ -262,7 +263,7 @@ def by_hand(rows, arm, seed):
 
 def test_the_table_is_what_other_code_computes():
     rows = made_up(0.15)
-    found = results.compare(rows, results.METRICS["weak"], ["static", "random"], [("random", "static")])
+    found = compare(rows, METRICS["weak"], ["static", "random"], [("random", "static")])
     for entry in found["arms"]:
         for seed, value in entry["values"].items():
             assert value == pytest.approx(by_hand(rows, entry["arm"], int(seed)))
@@ -276,7 +277,7 @@ def test_the_table_is_what_other_code_computes():
     assert d["boot_low"] == pytest.approx(slow_bootstrap(rows)[0], abs=0.02)
     assert d["boot_high"] == pytest.approx(slow_bootstrap(rows)[1], abs=0.02)
     assert d["p"] < 0.01 and d["p_holm"] == d["p"] and d["p_improvement"] > 0.9
-    others = results.compare(rows, results.METRICS["others"], ["static", "random"], [("random", "static")])
+    others = compare(rows, METRICS["others"], ["static", "random"], [("random", "static")])
     assert abs(others["planned"][0]["difference"]) < 0.05
     assert (
         others["planned"][0]["boot_low"] < 0 < others["planned"][0]["boot_high"]
@@ -390,7 +391,7 @@ def test_probes_that_were_run_later_are_compared_with_the_same_seeds():
     rows = runs_of("options", "options_probe", seeds=2)
     pairs = [("coevolve_probe", "coevolve"), ("blame_probe", "blame")]
     page = HEADROOM.with_suffix(".md").read_text()
-    for d in results.compare(rows, results.METRICS["weak"], [], pairs)["planned"]:
+    for d in compare(rows, METRICS["weak"], [], pairs)["planned"]:
         cells = f"{100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
         resampled = f"{100 * d['boot_low']:+.1f} to {100 * d['boot_high']:+.1f}"
         assert d["p"] is None and f"| {d['a']} - {d['b']} | {cells} | {resampled} | not testable |" in page
@@ -423,7 +424,7 @@ def test_probes_against_as_many_rollouts(heading, seeds, planned, first, longer)
     page = page[: page.index("\n#", 1)]
     arms = re.findall(r"^\| ([a-z_]+) \| \d", page, re.MULTILINE)
     pairs = re.findall(r"^\| (\w+) - (\w+) \|", page, re.MULTILINE)[:planned]
-    found = results.compare(rows, results.METRICS["weak"], arms, pairs)
+    found = compare(rows, METRICS["weak"], arms, pairs)
     assert len(arms) >= 6 and len(pairs) == planned
     for row in found["arms"]:
         own = [c for c in costs if c["arm"] == row["arm"]]
@@ -442,7 +443,7 @@ def test_what_was_run_later_is_compared_with_the_same_seeds():
     rows = runs_of("test_spread", "test_spread_ends", seeds=8)
     pairs = [("random", "static"), ("oracle", "random"), ("oracle", "blame")]
     arms = ["static", "random", "blame", "oracle"]
-    found = results.compare(rows, results.METRICS["weak"], arms, pairs)
+    found = compare(rows, METRICS["weak"], arms, pairs)
     page = HEADROOM.with_suffix(".md").read_text()
     for row in found["arms"]:
         shown = " ".join(f"{100 * value:.1f}" for value in row["values"].values())

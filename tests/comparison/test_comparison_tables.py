@@ -14,6 +14,7 @@ from coevolve_jax.analysis import report
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import load_comparison
 from coevolve_jax.comparison import cell_files, plan, results
+from coevolve_jax.comparison.differences import METRICS, compare, counts, difference
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 
@@ -703,7 +704,7 @@ def test_a_weak_tool_whose_few_trials_are_lost_moves_the_macro_mean():
     """0.7% of the trials are lost, but half of one tool's."""
     rows = rows_of("static", 0, [("s", 4, 4, 4)] * 150, "balanced", weak="mv")
     rows += rows_of("static", 0, [("s", 0, 0, 4)], "balanced", weak="cp")
-    found = results.compare(rows, results.METRICS["weak"], ["static"], [])["arms"][0]
+    found = compare(rows, METRICS["weak"], ["static"], [])["arms"][0]
     assert found["lost_share"] < 0.01 and found["mean"] == 1.0 and found["if_lost_failed"]["mean"] == 0.5
 
 
@@ -795,9 +796,9 @@ def test_the_first_plan_stands_and_later_ones_are_dated():
 def test_the_bootstrap_draws_the_scenarios_of_the_two_arms_and_counts_samples_without_a_task():
     alone = spread("static", 2) + spread("random", 6)
     more = [{**r, "arm": f"{r['arm']}+k=1", "scenario": f"other {r['scenario']}"} for r in alone]
-    metric = results.METRICS["iid"]
-    ours = results.difference(results.counts(alone, metric), "random", "static")
-    assert ours == results.difference(results.counts(alone + more, metric), "random", "static")
+    metric = METRICS["iid"]
+    ours = difference(counts(alone, metric), "random", "static")
+    assert ours == difference(counts(alone + more, metric), "random", "static")
     assert ours["boot_empty"] == 0
     # One of three scenarios holds a task with a weak tool: (2/3)^3 of the samples have none.
     rows = []
@@ -805,7 +806,7 @@ def test_the_bootstrap_draws_the_scenarios_of_the_two_arms_and_counts_samples_wi
         for seed in range(4):
             rows += rows_of(arm, seed, [("s0", shift + seed % 3, 20, 20)], "balanced", weak="cp")
             rows += rows_of(arm, seed, [("s1", 9, 20, 20), ("s2", 9, 20, 20)], "balanced")
-    d = results.difference(results.counts(rows, results.METRICS["weak"]), "random", "static")
+    d = difference(counts(rows, METRICS["weak"]), "random", "static")
     assert d["boot_empty"] == pytest.approx((2 / 3) ** 3, abs=0.03)
     asked = {**PLAN, "planned": [["random", "static"]], "planned_later": []}
     found = results.summarise(rows, [budget(a, s) for a in ("static", "random") for s in range(4)], asked)
@@ -839,6 +840,6 @@ def test_a_diverged_seed_counts_as_0_on_either_side():
         (("random", "static"), ("static", 3), [1 - r for r in rates]),
         (("random", "static"), ("random", 1), [1 - rates[0], 0 - rates[1], 1 - rates[2]]),
     ):
-        (d,) = results.compare(rows, results.METRICS["iid"], ["static"], [pair], [gone])["planned"]
+        (d,) = compare(rows, METRICS["iid"], ["static"], [pair], [gone])["planned"]
         assert d["if_diverged_failed"]["by_seed"] == pytest.approx(dict(zip("012", expected)))
         assert d["n"] == (3 if gone[0] == "static" else 2)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, scores, tally
+from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, tally
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.types import Call, Group, Hint, Task, Turn
@@ -132,22 +132,6 @@ def test_the_numbers_of_an_evaluation_are_those_of_its_rollouts(seed, num_rollou
     stops = [t.stop for t in rolled]
     assert found.stops == {name: stops.count(name) for name in stops}
     assert list(found.stops) == sorted(set(stops))
-
-
-def test_best_of_k_asks_for_k_valid_rollouts_and_one_success_among_them():
-    by_task = {"one": [1, 3], "none": [0, 3], "all": [3, 3], "short": [2, 2], "lost": [0, 0]}
-    parts = {"one": "a", "none": "a", "all": "b", "short": "b", "lost": "c"}
-    rows = {row["category"]: row for row in scores(by_task, 3, parts, {})}
-    told = lambda row: (row["tasks"], row["trials"], *(row[k] and row[k]["value"] for k in ("avg", "best")))
-    assert told(rows["a"]) == (2, 6, 1 / 6, 1 / 2)
-    assert told(rows["b"]) == (2, 5, 1.0, 1.0)
-    assert told(rows["c"]) == (0, 0, None, None)
-    assert told(rows["all"]) == (4, 11, 6 / 11, 2 / 3)
-
-
-def test_a_task_of_no_category_counts_in_all_of_them_together():
-    rows = {row["category"]: row for row in scores({"t": [1, 1], "u": [0, 1]}, 1, {"t": "a", "v": "b"}, {})}
-    assert rows["all"]["avg"]["value"] == 1 / 2 and rows["a"]["avg"]["value"] == 1.0
 
 
 # The rows

@@ -56,9 +56,8 @@ def compile_decoding(config: ConfigDict, model: ModelConfig, mesh: Mesh, rows: i
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
     if tokens := config.engine.cache_tokens:
         parts = sharding.token_parts(mesh)
-        cache = jax.eval_shape(
-            lambda: programs.empty_pages(tokens // PAGE // parts * parts)
-        )  # as the engine's
+        # As the engine's.
+        cache = jax.eval_shape(lambda: programs.empty_pages(tokens // PAGE // parts * parts))
         cache = cache.with_table(jax.ShapeDtypeStruct((rows, -(-columns // STRIDE) * BLOCK), np.int32))
     else:
         cache = jax.eval_shape(lambda: programs.empty(rows, columns))
@@ -91,9 +90,8 @@ def text(decoding: Decoding, topology: Topology, rows: int, columns: int, tokens
     """
     d, work = decoding, decoding.token
     size = f"at most {columns:,} tokens, {tokens:,} in all" if tokens else f"{columns:,} tokens"
-    read = (
-        d.weights + d.cache
-    )  # read once for each token; the compiler counts more, because it counts every pass
+    # Read once for each token; the compiler counts more, because it counts every pass.
+    read = d.weights + d.cache
     seconds = {
         "products": work.operations / topology.operations,
         "memory": read / topology.bandwidth,

@@ -67,9 +67,8 @@ def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
     if topology.platform == "tpu":
         os.environ.setdefault("TPU_LIBRARY_PATH", str(folder / "libtpu" / "libtpu.so"))
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # do not ask a cloud what machine this is
-        os.environ.setdefault(
-            "TPU_ACCELERATOR_TYPE", "v5litepod-16"
-        )  # any type will do: there is no such host
+        # Any type will do: there is no such host.
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-16")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         try:
             return topologies.get_topology_desc(topology.compiler, "tpu").devices

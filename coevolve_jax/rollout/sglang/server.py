@@ -50,8 +50,9 @@ _CPU_FLAGS = (
     "--sampling-backend",
     "pytorch",
     "--skip-server-warmup",
+    # Otherwise its scheduler spins on a core that the update needs.
     "--sleep-on-idle",
-)  # otherwise its scheduler spins on a core that the update needs
+)
 # Rollouts exchange token ids only. Without these flags a server also speaks OpenAI's protocol, for explorers.
 _TOKENS_ONLY = ("--skip-tokenizer-init", "--grammar-backend", "none")
 _QUIET = "GET /health"  # marks lines of the log that explain nothing
