@@ -295,11 +295,7 @@ def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
 
     Raises ValueError where all runs would share one folder of checkpoints.
     """
-    if folder := config.checkpoint.folder:
-        raise ValueError(
-            f"config.checkpoint.folder is {folder!r}, which one run alone can use: leave it empty to compare "
-            "several."
-        )
+    configs.check_several_runs(config)
     return configs.override(config, {**cell.shared, "seed": cell.seed, "strategy.name": "static"})
 
 
