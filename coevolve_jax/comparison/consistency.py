@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def _check_end(config: Mapping[str, Any], steps: int, costs: Mapping[str, float]
 
 
 def _check_evaluations(
-    rows: list[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     config: Mapping[str, Any],
     summary: Mapping[str, Any],
     held_out: Mapping[str, Mapping[str, Any]],
