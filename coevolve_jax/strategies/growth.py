@@ -17,7 +17,7 @@ from coevolve_jax.synthesis.validate import Admit, Verdict
 from coevolve_jax.types import Context, Task
 
 
-def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
+def solvable(lab: Lab, step: int, k: int) -> Admit:
     """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all.
 
     Refuses a task whose probing rollouts are all invalid, as "environment": nothing is known about it.
