@@ -21,7 +21,6 @@ from coevolve_jax.loop.supervised import Supervised
 from coevolve_jax.loop.warm_start import notes, warm_start
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import Decoder
-from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -29,6 +28,7 @@ from coevolve_jax.train import train
 from tests.loop.test_train import comparable
 from tests.rollout.test_chat import CHATML
 from tests.strategies.test_strategies import rows, settings
+from tests.support.checkpoints import latest_step
 
 pytestmark = pytest.mark.slow
 
@@ -264,7 +264,7 @@ def test_killed_and_asked_to_end_it_goes_on_to_the_same_bits(whole, tmp_path, mo
         with monkeypatch.context() as patch, pytest.raises(ends), preemption.handle_signals():
             patch.setattr(where, name, function)
             warm_start(config, folder)
-        assert checkpoint.latest_step(folder / "checkpoints") == saved
+        assert latest_step(folder / "checkpoints") == saved
     warm_start(config, folder)
     assert untimed(folder) == untimed(whole)
 
