@@ -29,7 +29,7 @@ from coevolve_jax.comparison.cells import machine
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.packing import pack
+from coevolve_jax.grpo.packing import pack_for
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.synthesis.choice import balanced
@@ -89,10 +89,7 @@ def main(_) -> None:
             TrainingSample(t, np.full(len(t.ids), a, np.float32))
             for t, a in zip(group.valid, group_advantages(rewards, estimator=c.learner.advantage))
         ]
-        batch = pack(
-            samples, pack_length=c.learner.pack_length, rows_per_microbatch=c.learner.rows_per_microbatch,
-            max_rows=k, prefix_sharing=c.learner.prefix_sharing,
-        )  # fmt: skip
+        batch = pack_for(c.learner, samples, max_rows=k)
         leaves = jax.tree.leaves(program(policy.params, sharding.place_batch(mesh, batch, axis=1)))
         return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])
 
