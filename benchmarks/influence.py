@@ -33,7 +33,7 @@ from coevolve_jax.grpo.packing import pack_for
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.synthesis.choice import balanced
-from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, TrainingSample
 
@@ -56,9 +56,7 @@ def main(_) -> None:
     policy, family, k = build.policy(c.model), build.family(c), _HALF.value
     with build.env_pool(c) as env_pool:
         agent = build.agent(c, policy, build.engine(c, policy), env_pool)
-        synthesizer = Synthesizer(
-            build.explorer(c), family.tools, env_pool, c, None, agent.fits, family.action_pattern
-        )
+        synthesizer = build.synthesizer(c, build.explorer(c), env_pool, None, agent.fits)
         scenarios = build.scenarios(c)
         apart = scenarios[: len(scenarios) // 4]  # development tasks are of other scenarios than drafts
 

@@ -47,7 +47,6 @@ from coevolve_jax.planning import plan
 from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.records.workdir import claimed, record_model, recorded_model
 from coevolve_jax.strategies.base import help_of
-from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 
 
@@ -114,10 +113,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)
-        family = build.family(c)
-        synthesizer = lambda guard, fits=agent.fits: Synthesizer(
-            roles, family.tools, env_pool, c, guard, fits, family.action_pattern
-        )
+        synthesizer = lambda guard, fits=agent.fits: build.synthesizer(c, roles, env_pool, guard, fits)
         eval_agent = build.evaluation_agent(c, agent)
         restored = restore(c, learner, workdir)
         if restored is None:
