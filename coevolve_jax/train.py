@@ -38,8 +38,9 @@ from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.initial import add_queries, bootstrap, check_start, kept_apart, leak_guard
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.loop.run import Run, RunState, restore
+from coevolve_jax.loop.run import Run, restore
 from coevolve_jax.loop.services import Services
+from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.loop.warm_start import initial_model
 from coevolve_jax.models import hf_io
