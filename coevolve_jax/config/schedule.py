@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-KEYS = (
-    "evolution.every",
-    "evolution.async_steps",
-    "evolution.freeze_last_steps",
-)  # of the config, that this reads
+# Keys of the config that this reads.
+KEYS = ("evolution.every", "evolution.async_steps", "evolution.freeze_last_steps")
 
 
 def evolutions(config: ConfigDict) -> range:
