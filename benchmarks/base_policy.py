@@ -32,7 +32,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.strategies.hints import line
 from coevolve_jax.synthesis.choice import balanced
-from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Hint, Task
 
@@ -107,7 +107,7 @@ def main(_) -> None:
     weak = json.loads(planted.read_text()) if planted.exists() else {}
     with build.env_pool(c) as env_pool:
         agent = build.agent(c, policy, build.engine(c, policy), env_pool)
-        synthesizer = Synthesizer(build.explorer(c), family.tools, env_pool, c, None, agent.fits)
+        synthesizer = build.synthesizer(c, build.explorer(c), env_pool, None, agent.fits)
         scenarios = build.held_out_scenarios(c)
 
         def explored(wanted: int, kind: str) -> list[Task]:

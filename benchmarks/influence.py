@@ -29,11 +29,11 @@ from coevolve_jax.comparison.cells import machine
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.packing import pack
+from coevolve_jax.grpo.packing import pack_for
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.synthesis.choice import balanced
-from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, TrainingSample
 
@@ -56,9 +56,7 @@ def main(_) -> None:
     policy, family, k = build.policy(c.model), build.family(c), _HALF.value
     with build.env_pool(c) as env_pool:
         agent = build.agent(c, policy, build.engine(c, policy), env_pool)
-        synthesizer = Synthesizer(
-            build.explorer(c), family.tools, env_pool, c, None, agent.fits, family.action_pattern
-        )
+        synthesizer = build.synthesizer(c, build.explorer(c), env_pool, None, agent.fits)
         scenarios = build.scenarios(c)
         apart = scenarios[: len(scenarios) // 4]  # development tasks are of other scenarios than drafts
 
@@ -89,10 +87,7 @@ def main(_) -> None:
             TrainingSample(t, np.full(len(t.ids), a, np.float32))
             for t, a in zip(group.valid, group_advantages(rewards, estimator=c.learner.advantage))
         ]
-        batch = pack(
-            samples, pack_length=c.learner.pack_length, rows_per_microbatch=c.learner.rows_per_microbatch,
-            max_rows=k, prefix_sharing=c.learner.prefix_sharing,
-        )  # fmt: skip
+        batch = pack_for(c.learner, samples, max_rows=k)
         leaves = jax.tree.leaves(program(policy.params, sharding.place_batch(mesh, batch, axis=1)))
         return np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in leaves])
 

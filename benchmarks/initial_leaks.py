@@ -40,7 +40,7 @@ def explored(config, seeds):
     from coevolve_jax import build
     from coevolve_jax.loop.initial import leak_guard
     from coevolve_jax.seeding import rng_for
-    from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+    from coevolve_jax.synthesis.pipeline import SynthesisRequest
     from coevolve_jax.synthesis.task_pool import TaskPool
 
     family, roles = build.family(config), build.explorer(config, None, None)
@@ -48,7 +48,7 @@ def explored(config, seeds):
 
         def explore(guard, scenarios, wanted, kind, seed):
             tasks = TaskPool(key=family.task_key)
-            synthesizer = Synthesizer(roles, family.tools, pool, config, guard)
+            synthesizer = build.synthesizer(config, roles, pool, guard)
             request = SynthesisRequest(wanted, kind, step=0, rng=rng_for(seed, kind))
             return tasks, synthesizer.synthesize_unguided(tasks, scenarios, request, all_or_none=True)
 

@@ -71,7 +71,7 @@ MODULES = {
         *("rollout", "ahead", "comparable", *WHOLE_LOOP),
     ),
     "initial": module("loop/initial.py", "run", "leakage", *WHOLE_LOOP),
-    "run": module("loop/run.py", "run", "logs", *WHOLE_LOOP),
+    "run": module("loop/run.py loop/state.py loop/summary.py", "run", "logs", *WHOLE_LOOP),
     "collect": module("loop/collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),
     "evaluate": module("loop/evaluate.py", "evaluate", "scores", *WHOLE_LOOP),
     "health": module("records/health.py", "health", "step_numbers", *WHOLE_LOOP),

@@ -27,7 +27,7 @@ from coevolve_jax.loop.collect import Roller
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import grpo_samples, trajectories_of
 from coevolve_jax.strategies.batches import collect_batch
-from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest
 from coevolve_jax.synthesis.task_pool import TaskPool
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
@@ -81,7 +81,7 @@ def main(_) -> None:
         engine = build.engine(c, policy)
         agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool()
-        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).synthesize_unguided(
+        build.synthesizer(c, build.explorer(c), env_pool, None).synthesize_unguided(
             tasks,
             build.scenarios(c),
             SynthesisRequest(

@@ -32,7 +32,7 @@ def prepare(job: dict):
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.base import trajectories_of
     from coevolve_jax.strategies.batches import collect_batch
-    from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+    from coevolve_jax.synthesis.pipeline import SynthesisRequest
     from coevolve_jax.synthesis.task_pool import TaskPool
 
     file, _, arg = job["config"].partition(":")
@@ -42,7 +42,7 @@ def prepare(job: dict):
     engine = build.engine(c, policy)
     agent = build.agent(c, policy, engine, env_pool)
     tasks, step = TaskPool(), 0
-    Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).synthesize_unguided(
+    build.synthesizer(c, build.explorer(c), env_pool, None).synthesize_unguided(
         tasks,
         build.scenarios(c),
         SynthesisRequest(wanted=c.data.initial_tasks, kind="initial", step=0, rng=rng_for(c.seed, "initial")),

@@ -23,7 +23,7 @@ from coevolve_jax import build, event_loop
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest
 from coevolve_jax.synthesis.task_pool import TaskPool
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
@@ -104,7 +104,7 @@ def main(argv) -> None:
     with build.env_pool(c) as env_pool, closing(build.engine(c, policy)) as engine:
         agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool(None)
-        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None).synthesize_unguided(
+        build.synthesizer(c, build.explorer(c), env_pool, None).synthesize_unguided(
             tasks,
             build.scenarios(c),
             SynthesisRequest(

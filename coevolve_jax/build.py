@@ -1,4 +1,4 @@
-"""Builds the parts that a config names: policy, environment, strategy, explorer, engine, agent, trackers."""
+"""Builds the parts that a config names: policy, environment, strategy, explorer, engine, agent and others."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import envs, names, shipped
 from coevolve_jax.config import keys
 from coevolve_jax.distributed import sharding
+from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
@@ -33,6 +34,9 @@ from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.seeding import salted
 from coevolve_jax.strategies.base import Strategy
+from coevolve_jax.synthesis.leakage import LeakGuard
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.settings import Fits, any_length
 from coevolve_jax.types import Task, Trajectory
 
 
@@ -261,6 +265,19 @@ def _one_rollout_each(
         for group in agent.rollout_groups(tasks, [[seed] for seed in seeds], temperature)
         for trajectory in group.trajectories
     ]
+
+
+def synthesizer(
+    config: ConfigDict, roles: Roles, env_pool: EnvPool, guard: LeakGuard | None, fits: Fits = any_length
+) -> Synthesizer:
+    """Builds what makes tasks in the config's environment family.
+
+    Args:
+      roles: of an explorer.
+      guard: as in `Synthesizer`, and so is `fits`.
+    """
+    worlds = family(config)
+    return Synthesizer(roles, worlds.tools, env_pool, config, guard, fits, worlds.action_pattern)
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:

@@ -31,7 +31,8 @@ def module(
     """The module that config.<key> names.
 
     Args:
-      package: the package of our own modules: "strategies", "explorers", "envs" or "records.trackers".
+      package: the package of our own modules: "strategies", "explorers", "envs", "records.trackers" or
+        "harness.proposers".
       needs: functions that it must define.
       remedy: for the error if it imports a package that this interpreter lacks.
       takes: the arguments that each of these functions must take, by place.

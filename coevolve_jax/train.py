@@ -38,8 +38,9 @@ from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.initial import add_queries, bootstrap, check_start, kept_apart, leak_guard
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.loop.run import Run, RunState, restore
+from coevolve_jax.loop.run import Run, restore
 from coevolve_jax.loop.services import Services
+from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.loop.warm_start import initial_model
 from coevolve_jax.models import hf_io
@@ -47,7 +48,6 @@ from coevolve_jax.planning import plan
 from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.records.workdir import claimed, record_model, recorded_model
 from coevolve_jax.strategies.base import help_of
-from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 
 
@@ -114,10 +114,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)
-        family = build.family(c)
-        synthesizer = lambda guard, fits=agent.fits: Synthesizer(
-            roles, family.tools, env_pool, c, guard, fits, family.action_pattern
-        )
+        synthesizer = lambda guard, fits=agent.fits: build.synthesizer(c, roles, env_pool, guard, fits)
         eval_agent = build.evaluation_agent(c, agent)
         restored = restore(c, learner, workdir)
         if restored is None:

@@ -519,11 +519,6 @@ class Evidence:
         """The trajectory that carries the signal."""
         return next(t for t in self.group.trajectories if t.rollout_index == self.signal.rollout_index)
 
-    @property
-    def siblings(self) -> tuple[Trajectory, ...]:
-        """The other rollouts of the group."""
-        return tuple(t for t in self.group.trajectories if t.rollout_index != self.signal.rollout_index)
-
 
 @dataclasses.dataclass(frozen=True)
 class Context:

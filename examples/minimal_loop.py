@@ -69,8 +69,8 @@ def run(config: ConfigDict) -> Iterator[StepRecord]:
         closing(build.agent(c, policy, engine, env_pool)) as agent,  # messages, tool calls, answers
     ):
         # Rules play the explorer's roles (reflect, explore, abstract, judge); in the paper an LLM does.
-        roles, tools = build.explorer(c), build.family(c).tools
-        synthesizer_with = lambda guard: Synthesizer(roles, tools, env_pool, c, guard, agent.fits)
+        roles = build.explorer(c)
+        synthesizer_with = lambda guard: build.synthesizer(c, roles, env_pool, guard, agent.fits)
         # The tasks to evaluate on come first: leak control keeps their like out of training.
         wanted = c.evaluation.tasks, "held_out", c.evaluation.seed
         held_out = explore_freely(c, synthesizer_with(None), build.held_out_scenarios(c), *wanted)

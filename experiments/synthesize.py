@@ -63,7 +63,7 @@ def synthesize() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.loop.initial import leak_guard
     from coevolve_jax.loop.lab import Laboratory
-    from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+    from coevolve_jax.synthesis.pipeline import SynthesisStats
     from coevolve_jax.synthesis.task_pool import TaskPool
 
     c, ledger, total = _CONFIG.value, Counter(), SynthesisStats()
@@ -88,8 +88,7 @@ def synthesize() -> None:
             engine = stack.enter_context(closing(build.engine(c, policy)))
             agent = stack.enter_context(closing(build.agent(c, policy, engine, env_pool)))
         roles = build.explorer(c, policy, engine, agent=agent)
-        guard, pattern = leak_guard(c, []), family.action_pattern
-        synthesizer = Synthesizer(roles, family.tools, env_pool, c, guard, action_pattern=pattern)
+        synthesizer = build.synthesizer(c, roles, env_pool, leak_guard(c, []))
         lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # no roller: no rollouts here
         batch = 0
         # The first batch is all or none: if no model answers the explorer, the error comes at once.

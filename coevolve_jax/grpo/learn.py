@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import TrainState
-from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.grpo.packing import Batch, pack_for
 from coevolve_jax.types import TrainingSample
 
 
@@ -57,14 +57,11 @@ def learn(
       ValueError: as `pack`.
     """
     c = config.learner
-    batch = pack(
+    batch = pack_for(
+        c,
         samples,
-        pack_length=c.pack_length,
-        pack_length_buckets=c.pack_length_buckets,
-        rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
-        prefix_sharing=c.prefix_sharing,
         version=version if version is not None and losses.uses_ages(config) else None,
     )
     old_logprobs = learner.score(state, batch) if learner.scores else None

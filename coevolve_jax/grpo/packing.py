@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int32
+from ml_collections import ConfigDict
 
 from coevolve_jax.grpo import layout
 from coevolve_jax.types import TrainingSample, Trajectory
@@ -55,6 +56,27 @@ class Batch(NamedTuple, Generic[Array]):
     ref_logprobs: Float32[Array, "M R L"] = _none(3, np.float32)
     parents: Int32[Array, "M R L"] = _none(3, np.int32)
     ages: Int32[Array, "M R L"] = _none(3, np.int32)
+
+
+def pack_for(
+    learner: ConfigDict,
+    samples: Sequence[TrainingSample],
+    *,
+    max_rows: int,
+    routing: tuple[int, int] = (0, 0),
+    version: int | None = None,
+) -> Batch[np.ndarray]:
+    """Does `pack` as a learner's config says. learner: that section of the config."""
+    return pack(
+        samples,
+        pack_length=learner.pack_length,
+        pack_length_buckets=learner.pack_length_buckets,
+        rows_per_microbatch=learner.rows_per_microbatch,
+        max_rows=max_rows,
+        routing=routing,
+        prefix_sharing=learner.prefix_sharing,
+        version=version,
+    )
 
 
 def pack(

@@ -26,7 +26,7 @@ from coevolve_jax import names
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.influence import cosine
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.grpo.packing import Batch, pack_for
 from coevolve_jax.harness.backtest import Check
 from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.types import Group, TrainingSample
@@ -112,15 +112,7 @@ def _program(config: ConfigDict, model: ModelConfig, reference: Any, mesh: Mesh)
 def _batch(
     config: ConfigDict, samples: Sequence[TrainingSample], max_rows: int, routing: tuple[int, int]
 ) -> Batch[np.ndarray]:
-    c = config.learner
-    return pack(
-        samples,
-        pack_length=c.pack_length,
-        rows_per_microbatch=c.rows_per_microbatch,
-        max_rows=max_rows,
-        routing=routing,
-        prefix_sharing=c.prefix_sharing,
-    )
+    return pack_for(config.learner, samples, max_rows=max_rows, routing=routing)
 
 
 def _samples(config: ConfigDict, steps: Sequence[Sequence[Group]]) -> list[TrainingSample]:

@@ -20,7 +20,6 @@ from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.workdir import MADE
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
-from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.types import Task, Trajectory
 
 END = "Done."  # the message that ends a user turn
@@ -56,10 +55,8 @@ def make_tasks(
         made = json.loads((folder / MADE).read_text())
         return list(tasks.read(path)), Counter(made["refused"])
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
-        roles, family = build.explorer(c, policy, engine, agent=agent), build.family(c)
-        synthesizer = lambda guard, fits=agent.fits: Synthesizer(
-            roles, family.tools, env_pool, c, guard, fits, family.action_pattern
-        )
+        roles = build.explorer(c, policy, engine, agent=agent)
+        synthesizer = lambda guard, fits=agent.fits: build.synthesizer(c, roles, env_pool, guard, fits)
         held_out = held_out_tasks(c, synthesizer(None, build.evaluation_agent(c, agent).fits))
         guarded = synthesizer(leak_guard(c, held_out))
         refused = Counter[str]()

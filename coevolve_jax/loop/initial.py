@@ -17,7 +17,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.explorers.base import Answers
 from coevolve_jax.loop.evaluate import evaluate_held_out
 from coevolve_jax.loop.lab import EXPLORER
-from coevolve_jax.loop.run import RunState
+from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.records.workdir import MADE, WARM_START

@@ -43,10 +43,8 @@ from coevolve_jax.rollout.engine import Completion, Engine
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.lockstep import Lockstep, LockstepEngine
 
-_BROADCAST = {
-    "batch": lambda arrays: Batch(*arrays),
-    "prompts": tuple,
-}  # arguments that the devices broadcast
+# Arguments that the devices broadcast.
+_BROADCAST = {"batch": lambda arrays: Batch(*arrays), "prompts": tuple}
 # Arguments that travel as a name: every process holds its part, or has received them by broadcast.
 _BY_NAME = ("params", "served", "state", "branch", "old_logprobs", *_BROADCAST)
 _SHARE = "put --workdir on a file system that all processes share."

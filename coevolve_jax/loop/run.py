@@ -13,7 +13,8 @@
     rollouts/            with config.logging.rollouts_every: all rollouts (records/rollouts.py)
     evaluations/         with config.logging.evaluations: the held-out rollouts, without tokens
     checkpoints/         see records/checkpoint.py
-    tensorboard/ wandb/  files of the trackers, if config.logging.trackers names them
+    tensorboard/         files of a tracker that config.logging.trackers names; also wandb/ and trackio/
+    weights/             with config.engine.url: weights for the servers there (rollout/sglang/push.py)
     failure.json         if the run has diverged: the step and why
     warm_start/          with config.warm_start: the policy before RL (loop/warm_start.py)
 
@@ -42,13 +43,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.analysis import report, stats
+from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
-from coevolve_jax.config import idle
 from coevolve_jax.exports import model_card
 from coevolve_jax.llm.calls import LLMCall
-from coevolve_jax.loop.collect import ROLLOUTS, Collected, describe
+from coevolve_jax.loop.collect import Collected, describe
 from coevolve_jax.loop.lab import explorer_costs
+from coevolve_jax.loop.state import SERVING, RunState
+from coevolve_jax.loop.summary import ledger, summary
 from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
 from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
@@ -56,89 +58,16 @@ from coevolve_jax.records import checkpoint, health
 from coevolve_jax.records.checkpoint import DIGEST
 from coevolve_jax.records.files import read_lines, write_lines, write_text
 from coevolve_jax.records.llm_calls import Packer
-from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, METRICS, SIGNALS, MetricsWriter, encode
+from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, METRICS, SIGNALS, MetricsWriter
 from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.records.workdir import WARM_START, checkpoints, recorded_model
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Task, TrainingSample
+from coevolve_jax.types import TrainingSample
 
-SERVING = "serving/"  # before the names of the engine's counts in the ledger
 FAILURE = "failure.json"
-
-
-@dataclasses.dataclass
-class RunState:
-    """The part of every checkpoint besides the learner's arrays and the strategy's own state.
-
-    Attributes:
-      step: GRPO steps done.
-      tasks: D_t.
-      held_out: the held-out tasks.
-      evaluations: the rows of evaluations.jsonl. The first of each set is the policy before RL.
-      initial: statistics of making D_0.
-      synthesis: statistics of evolution since.
-      signals: counts by kind.
-      ledger: costs so far, by service (loop/lab.py, loop/collect.py).
-      seconds: time by phase.
-      pending: the records by `Run.note` of a step whose evolution is not done. The checkpoint's arrays are
-        then those after that step's update.
-    """
-
-    step: int
-    tasks: TaskPool
-    held_out: list[Task]
-    evaluations: list[dict]
-    initial: SynthesisStats
-    synthesis: SynthesisStats = dataclasses.field(default_factory=SynthesisStats)
-    signals: dict[str, int] = dataclasses.field(default_factory=dict)
-    ledger: Counter[str] = dataclasses.field(default_factory=Counter)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    pending: dict[str, Any] | None = None
-
-    @property
-    def learned(self) -> int:
-        """GRPO updates done."""
-        return self.step + (self.pending is not None)
-
-    @property
-    def rollouts(self) -> int:
-        """Training rollouts so far, of every role (loop/collect.py); not those of an explorer's wording."""
-        return sum(n for key, n in self.ledger.items() if key.startswith(ROLLOUTS))
-
-    def to_json(self) -> dict:
-        pending = {"pending": json.loads(encode(self.pending))} if self.pending else {}
-        return {
-            "step": self.step,
-            "tasks": self.tasks.to_json(),
-            "held_out": [t.to_json() for t in self.held_out],
-            "evaluations": self.evaluations,
-            "initial": self.initial.to_json(),
-            "synthesis": self.synthesis.to_json(),
-            "signals": self.signals,
-            "ledger": dict(sorted(self.ledger.items())),
-            "seconds": self.seconds,
-            **pending,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping, max_tasks: int | None, key: Callable[[Task], str]) -> RunState:
-        """max_tasks, key: of the task pool."""
-        return cls(
-            step=data["step"],
-            tasks=TaskPool.from_json(data["tasks"], max_tasks, key),
-            held_out=[Task.from_json(t) for t in data["held_out"]],
-            evaluations=list(data["evaluations"]),
-            initial=SynthesisStats.from_json(data["initial"]),
-            synthesis=SynthesisStats.from_json(data["synthesis"]),
-            signals=dict(data["signals"]),
-            ledger=Counter(data["ledger"]),
-            seconds=dict(data["seconds"]),
-            pending=data.get("pending"),
-        )
 
 
 def restore(config: ConfigDict, learner: Any, workdir: Path) -> tuple[int, Any, dict] | None:
@@ -199,7 +128,7 @@ class Run:
         self._failed = json.loads(path.read_text())["step"] if path.exists() else None
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
-        self._logs.append("explorations.jsonl", state.initial.explored)  # empty after a resume
+        self._logs.append(EXPLORATIONS, state.initial.explored)  # empty after a resume
         state.initial.explored.clear()
         state.tasks.write(workdir / "tasks.jsonl")
         self._log_costs(None)  # the cost of the held-out tasks and D_0
@@ -374,65 +303,19 @@ class Run:
 
         versions: of the software that the scores depend on (`evaluate.versions`).
         """
-        c, state = self.config, self.state
-        sets = {row["set"]: row for row in state.evaluations}  # the last row of each
-        first = {row["set"]: row for row in reversed(state.evaluations)}
-        before, after = first["iid"], sets["iid"]
-        made, total = state.synthesis, sum(state.seconds.values())
-        summary = {
-            "held_out_success_before": before["success"],
-            "held_out_success_after": after["success"],
-            "held_out_tasks": len(before["by_task"]),
-            "held_out": {"before": before, "after": after},
-            "held_out_split": c.environment.eval_split,
-            "balanced": {"before": first["balanced"], "after": sets["balanced"]}
-            if "balanced" in sets
-            else None,
-            "signals": state.signals,
-            "tasks": {
-                "initial": state.initial.added,
-                "final": len(state.tasks),
-                "never_trained": sum(r.trained == 0 for r in state.tasks.records.values()),
-                "proposed": made.proposed,
-                "accepted": made.accepted,
-                "retained": made.retained,
-                "refused": dict(sorted(made.refused.items())),
-            },
-            "seconds": dict(sorted(state.seconds.items())),
-            "evolution_share": state.seconds.get("evolution", 0.0) / total,
-            "steps": state.step,
-            "seed": c.seed,
-            "strategy": c.strategy.name,
-            "config_digest": configs.digest(c),
-            "versions": versions,
-            "notes": idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
-        }
-        if "queries" in sets:
-            summary["queries"] = {"before": first["queries"], "after": sets["queries"]}
-        if helped := {name: row for name, row in sets.items() if name.endswith(stats.HELP)}:
-            summary["help"] = helped
-        if (path := self.workdir / WARM_START / "summary.json").exists():
-            summary["warm_start"] = json.loads(path.read_text())
-        if served := recorded_model(self.workdir):
-            summary["explorer_model"] = served["model"]
-        counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}
-        if counts:
-            summary["serving"] = serving(counts)
-        if costs := explorer_costs(state.ledger):
-            summary["explorer"] = dict(sorted(costs.items()))
-        ledger = {
-            "initial": state.initial.to_json(),
-            "evolution": made.to_json(),
-            "llm_tokens": state.ledger["explorer/llm_tokens"],
-            "money": state.ledger["explorer/money"],
-            "seconds": state.seconds.get("evolution", 0.0),
-            "costs": dict(sorted(state.ledger.items())),
-        }
+        path, served = self.workdir / WARM_START / "summary.json", recorded_model(self.workdir)
+        told = summary(
+            self.config,
+            self.state,
+            versions,
+            warm_start=json.loads(path.read_text()) if path.exists() else None,
+            explorer_model=served["model"] if served else None,
+        )
         self._forget_failure()
-        model_card.write(self.workdir / "policy", c, summary)
+        model_card.write(self.workdir / "policy", self.config, told)
         # Write the summary last: its presence marks the run as finished.
-        for name, content in (("ledger.json", ledger), ("summary.json", summary)):
+        for name, content in (("ledger.json", ledger(self.state)), ("summary.json", told)):
             write_text(self.workdir / name, json.dumps(content, indent=1))
         report.write_report(self.workdir)
-        print(summary_table(summary, self.workdir))
-        return summary
+        print(summary_table(told, self.workdir))
+        return told

@@ -13,7 +13,7 @@ from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import TrainState
-from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.grpo.packing import Batch, pack_for
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.loop.leader import Leader
 from coevolve_jax.loop.trainer import Trainer
@@ -60,15 +60,7 @@ class Services:
                 TrainingSample(t, np.full(len(t.ids), a, np.float32))
                 for t, a in zip(group.valid, advantages, strict=True)
             ]
-        return pack(
-            samples,
-            pack_length=c.pack_length,
-            pack_length_buckets=c.pack_length_buckets,
-            rows_per_microbatch=c.rows_per_microbatch,
-            max_rows=max_rows,
-            routing=self._learner.routing,
-            prefix_sharing=c.prefix_sharing,
-        )
+        return pack_for(c, samples, max_rows=max_rows, routing=self._learner.routing)
 
     def branch(
         self,

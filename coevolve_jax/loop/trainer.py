@@ -118,9 +118,9 @@ class Trainer:
         The place depends on the engine:
 
             native engine          on one device
-        native, sharded        where they are
-        server, one process    where they are
-        server, several        in process 0's host memory, gathered from all processes
+            native, sharded        where they are
+            server, one process    where they are
+            server, several        in process 0's host memory, gathered from all processes
         """
         if self._native and not self.sharded_engine:
             return on_one_device(params)

@@ -169,13 +169,8 @@ def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
     _replace_state(copied, lambda state: {key: value for key, value in state.items() if key != DIGEST})
 
 
-def latest_step(directory: epath.PathLike) -> int | None:
-    """Step of the newest committed checkpoint, or None. It may be damaged: only `restore` verifies."""
-    return max(steps(directory), default=None)
-
-
 def steps(directory: epath.PathLike) -> list[int]:
-    """Steps of the committed checkpoints, oldest first."""
+    """Steps of the committed checkpoints, oldest first. They may be damaged: only `restore` verifies."""
     return [step for step, _ in _committed(epath.Path(directory))]
 
 

@@ -83,11 +83,11 @@ def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     The values, over all rollouts given:
 
         rollouts       their number
-    tool_failures  share of calls that came back as errors
-    tool_entropy   entropy of the tools called, in bits
-    repeated       share of pairs of consecutive calls that the same rollout made before
-    longest_run    most consecutive calls with one action pattern
-    stops          Trajectory.stop -> number of rollouts
+        tool_failures  share of calls that came back as errors
+        tool_entropy   entropy of the tools called, in bits
+        repeated       share of pairs of consecutive calls that the same rollout made before
+        longest_run    most consecutive calls with one action pattern
+        stops          Trajectory.stop -> number of rollouts
     """
     called = [[s for s in t.steps if s.call is not None] for t in trajectories]
     calls = [s for steps in called for s in steps]

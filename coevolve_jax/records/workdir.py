@@ -21,9 +21,8 @@ from coevolve_jax.records import checkpoint, rollouts
 from coevolve_jax.records.files import write_text
 
 LOCK = "lock"
-ANSWERING = {
-    f"explorer.{key}" for key in ("name", "model", "base_url")
-}  # a fork that changes one of these may ask another model
+# A fork that changes one of these may ask another model.
+ANSWERING = {f"explorer.{key}" for key in ("name", "model", "base_url")}
 MODEL = "explorer.json"
 D_0 = ("initial_file", "initial_tasks", "own_tasks")  # keys of config.data that say what D_0 is
 FORKED = "forked.json"  # of a fork: the run, step, config and strategy that it goes on from

@@ -245,19 +245,12 @@ class Strategy(Protocol):
         ...
 
 
-class Helper(Strategy, Protocol):
-    """A strategy with a memory, which helps the policy when it is evaluated too. Its module NEEDS `help`."""
-
-    def help(self, task: Task, rollout_index: int) -> Hint | None:
-        """Returns help for one rollout, by the strategy's present state, and leaves that as it is.
-
-        An evaluation gives it held-out tasks without their reference calls (`Task.without_calls`).
-        """
-        ...
-
-
 def help_of(strategy: Strategy) -> Help | None:
-    """The `help` of a strategy that has one."""
+    """The `help` of a strategy with a memory, which helps the policy when it is evaluated too.
+
+    It leaves the strategy's state as it is. An evaluation gives it held-out tasks without their reference
+    calls (`Task.without_calls`). The strategy's module NEEDS `help`. None where a strategy has none.
+    """
     return getattr(strategy, "help", None)
 
 

@@ -89,7 +89,7 @@ class Blame(static.Static):
         tools = draw(weights, c.evolution.tasks, c.strategy.breadth, rng)
         return synthesize_for_tools(
             lab, tools, "blame", wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,
-            admit=solvable(c, lab, step, c.strategy.probe),
+            admit=solvable(lab, step, c.strategy.probe),
         )  # fmt: skip
 
     def to_json(self) -> dict:

@@ -3,7 +3,7 @@
     every step      extract weakness signals from the rollouts (synthesis/signals.py); keep them as evidence
     every F steps   select evidence -> reflect -> explore again in the environment -> abstract -> validate
 
-`CoEvolve` below holds both halves: `observe` and `evolve`. Training itself is plain GRPO.
+`CoEvolve` below holds both halves: `observe` and `evolve`. Training itself is plain GRPO (static.py).
 
 DEFAULTS is the paper's method. Every other value is an ablation or an option of ours.
 """
@@ -16,15 +16,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config.schedule import still_evolves
-from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SHARED, Lab, Roll, StepReport, evolves, grpo_samples
-from coevolve_jax.strategies.batches import collect_batch
+from coevolve_jax.strategies.base import SHARED, Lab, StepReport, evolves
 from coevolve_jax.strategies.growth import solvable
+from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Evidence, Group, Signal, Task, TrainingSample, Trajectory
+from coevolve_jax.types import Evidence, Group, Signal, Task, Trajectory
 
 READS = SHARED
 FIDELITY = "F: signals, contexts and validation are the paper's; a scripted explorer stands in for its model."
@@ -36,25 +34,16 @@ DEFAULTS = {
 }
 
 
-class CoEvolve:
-    """The paper's Strategy (strategies/base.py documents the methods).
+class CoEvolve(Static):
+    """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
 
-    Its state: the group filter, the signals' history, and the evidence gathered since the last evolution.
+    Its state, besides that of `Static`: the evidence gathered since the last evolution.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        self._config = config
+        super().__init__(config, state)
         self._kinds = signals.kinds(config.strategy.signals)
-        self._filter = FilterState(**state["filter"]) if state else FilterState()
-        self._history = signals.History.from_json(state["history"]) if state else signals.History()
         self._evidence = evidence_from_json(state["evidence"]) if state else []
-
-    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return collect_batch(self._config, step, tasks, roll)
-
-    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        samples, self._filter = grpo_samples(self._config, groups, self._filter)
-        return samples
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         c = self._config.signals
@@ -80,17 +69,13 @@ class CoEvolve:
         if not lab.tasks.remaining_capacity:
             evidence = []  # no model is asked to reflect in vain
         contexts = lab.reflect(select_signals(evidence, c.evolution.contexts, rng))
-        admit = solvable(c, lab, step, c.strategy.probe)
+        admit = solvable(lab, step, c.strategy.probe)
         return lab.synthesize(
             contexts, wanted=c.evolution.tasks, kind="signal", step=step, rng=rng, admit=admit
         )
 
     def to_json(self) -> dict:
-        return {
-            "filter": self._filter._asdict(),
-            "history": self._history.to_json(),
-            "evidence": evidence_to_json(self._evidence),
-        }
+        return {**super().to_json(), "evidence": evidence_to_json(self._evidence)}
 
 
 make = CoEvolve

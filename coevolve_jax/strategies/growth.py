@@ -16,8 +16,10 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict
 from coevolve_jax.types import Context, Task
 
+APART = 0.25  # share of the scenarios that are set apart for measuring
 
-def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
+
+def solvable(lab: Lab, step: int, k: int) -> Admit:
     """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all.
 
     Refuses a task whose probing rollouts are all invalid, as "environment": nothing is known about it.
@@ -126,15 +128,13 @@ def actions_on_offer(lab: Lab) -> list[str]:
     return sorted({tool for scenario in lab.scenarios for tool in lab.offered(scenario)})
 
 
-def set_apart(config: ConfigDict, lab: Lab, share: float = 0.25) -> tuple[list[Task], list[Task]]:
+def set_apart(config: ConfigDict, lab: Lab) -> tuple[list[Task], list[Task]]:
     """Splits the scenarios into those to grow in and those set apart for measuring.
 
-    The split depends on config.seed alone. A single scenario is on both sides.
-
-    share: of the scenarios that are set apart; at least one is.
+    The split depends on config.seed alone. At least one is set apart. A single scenario is on both sides.
     """
     order = rng_for(config.seed, "set apart").permutation(len(lab.scenarios)).tolist()
-    count = max(1, int(share * len(order)))
+    count = max(1, int(APART * len(order)))
     apart, others = ([lab.scenarios[i] for i in sorted(part)] for part in (order[:count], order[count:]))
     return others or apart, apart
 
@@ -169,7 +169,7 @@ def unseen(tasks: TaskPool, made: Sequence[Task]) -> list[Task]:
 
 
 def draft(
-    lab: Lab, contexts: Sequence[Context], *, step: int, rng: np.random.Generator, kind: str = "draft"
+    lab: Lab, contexts: Sequence[Context], *, step: int, rng: np.random.Generator
 ) -> tuple[TaskPool, SynthesisStats]:
     """Makes one task for each context that gives one, in a new pool. D_t stays as it is.
 
@@ -178,7 +178,7 @@ def draft(
     """
     drafts = lab.tasks.fresh()
     made = lab.synthesize(
-        contexts, wanted=len(contexts), kind=kind, step=step, rng=rng, once=True, into=drafts
+        contexts, wanted=len(contexts), kind="draft", step=step, rng=rng, once=True, into=drafts
     )
     return drafts, made
 

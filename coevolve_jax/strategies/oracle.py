@@ -43,5 +43,5 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     tools = [tool for order in orders for tool in order][: c.evolution.tasks]
     return synthesize_for_tools(
         lab, tools, "oracle", wanted=c.evolution.tasks, kind="oracle", step=step, rng=rng,
-        admit=solvable(c, lab, step, c.strategy.probe),
+        admit=solvable(lab, step, c.strategy.probe),
     )  # fmt: skip

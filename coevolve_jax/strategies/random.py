@@ -36,5 +36,5 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     return synthesize_freely(
         config, step, lab,
         scenarios=list(known.values()) if c.scenarios == "known" else None,
-        admit=solvable(config, lab, step, c.probe) if c.probe else None,
+        admit=solvable(lab, step, c.probe) if c.probe else None,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +55,6 @@ class LeakGuard:
         self,
         evaluation_tasks: Sequence[Task],
         threshold: float = 0.9,
-        corpus: Iterable[Task] = (),
         features: Features = features,
         query_threshold: float = 0.0,
         embed: Embed | None = None,
@@ -66,7 +65,6 @@ class LeakGuard:
 
         Args:
           threshold: of the measure "features".
-          corpus: further tasks (such as D_0) that show which features are common.
           features: task -> counts of its features (the environment family's).
           query_threshold: of "ngrams"; 0 turns the measure off.
           embed: the embedding model; None turns "embedding" off.
@@ -76,7 +74,7 @@ class LeakGuard:
         Raises:
           ValueError: a threshold in use is not within (0, 1].
         """
-        self.threshold, self._thresholds = threshold, {"features": threshold}
+        self._thresholds = {"features": threshold}
         if call_threshold:
             self._thresholds["arguments"] = call_threshold
         if query_threshold:
@@ -90,7 +88,7 @@ class LeakGuard:
                 )
         self._ids = [t.id for t in evaluation_tasks]
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
-        self.similarities = CountCosines(evaluation_tasks, features, corpus)
+        self.similarities = CountCosines(evaluation_tasks, features)
         self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": self.similarities}
         if call_threshold:
             cosines, shares = KnownCosines(evaluation_tasks, calls), Containment(evaluation_tasks)

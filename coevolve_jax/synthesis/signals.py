@@ -33,11 +33,6 @@ class History:
     scores: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     action_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    @property
-    def n_actions(self) -> int:
-        """N_actions: the number of actions in all valid rollouts so far."""
-        return sum(self.action_counts.values())
-
     def to_json(self) -> dict:
         """JSON values sorted by name: equal histories give equal text. Floats survive bit for bit."""
         return {
@@ -151,11 +146,6 @@ def count_by_kind(signals: Iterable[Signal]) -> dict[str, int]:
     """Counts the signals of every kind, zeros included, in the order of SIGNAL_KINDS."""
     found = Counter(s.kind for s in signals)
     return {kind: found[kind] for kind in SIGNAL_KINDS}
-
-
-def annotated(signals: Iterable[Signal]) -> int:
-    """Counts the distinct trajectories that carry at least one signal."""
-    return len({(s.step, s.task_id, s.rollout_index) for s in signals})
 
 
 def _check(groups: Sequence[Group], window: int, theta: float) -> None:

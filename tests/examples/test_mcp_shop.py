@@ -34,8 +34,12 @@ def test_the_shops_are_the_same_ones_again_and_no_two_are_alike(shops, tmp_path)
 
 
 def test_the_values_are_sql_that_works_and_that_a_user_would_type(shops, tmp_path):
-    for notes in shops.glob("*/*/coevolve.json"):
-        for name, values in json.loads(notes.read_text())["values"].items():
+    told = list(shops.glob("*/*/coevolve.json"))
+    assert len(told) == 36
+    for notes in told:
+        named = json.loads(notes.read_text())["values"]
+        assert named and all(named.values())
+        for name, values in named.items():
             for value in values:
                 assert len(value) <= 40
                 shutil.copy(notes.with_name("shop.db"), tmp_path / "shop.db")

@@ -8,7 +8,7 @@ import jax
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from ml_collections import ConfigDict
 
@@ -113,27 +113,40 @@ def random_weights(params, seed, scale):
     return jax.tree.unflatten(tree, [scale * rng.standard_normal(x.shape, np.float32) for x in leaves])
 
 
-@examples(max_examples=15)
-@given(
-    st.recursive(SMALL, larger, max_leaves=5) | st.sampled_from(FORMS),
-    st.integers(0, 10**6),
-    st.sampled_from((0.02, 0.3)),
-    st.sampled_from((0.0, 0.7, 1.0)),
-)
-def test_an_answer_that_ends_fits_its_schema(policy, engine, wanted, seed, scale, temperature):
+def test_an_answer_that_ends_fits_its_schema(policy, engine):
     """Any weights fit the schema; a truncated answer is the beginning of one that fits."""
-    engine.update_weights(random_weights(policy.params, seed, scale), 1)
-    schema = wanted if isinstance(wanted, dict) else wanted.model_json_schema()
-    requests = [request(schema, seed + i, temperature=temperature, conversation_id=i) for i in range(4)]
-    for c in generate(engine, requests):
-        text = policy.chat.decode(c.ids)
-        assert c.finish in ("stop", "length") and np.isfinite(c.logprobs).all() and (c.logprobs < 1e-6).all()
-        if c.finish == "length":
-            assert len(c.ids) == 96 and 2 not in c.ids
-        elif isinstance(wanted, dict):
-            jsonschema.validate(json.loads(text.removesuffix("<|im_end|>")), schema)
-        else:
-            assert read(text.removesuffix("<|im_end|>"), wanted)
+    ended = 0
+
+    @examples(max_examples=15)
+    @example({"type": "boolean"}, 0, 0.02, 1.0)  # its answers end
+    @given(
+        st.recursive(SMALL, larger, max_leaves=5) | st.sampled_from(FORMS),
+        st.integers(0, 10**6),
+        st.sampled_from((0.02, 0.3)),
+        st.sampled_from((0.0, 0.7, 1.0)),
+    )
+    def fits(wanted, seed, scale, temperature):
+        nonlocal ended
+        engine.update_weights(random_weights(policy.params, seed, scale), 1)
+        schema = wanted if isinstance(wanted, dict) else wanted.model_json_schema()
+        requests = [request(schema, seed + i, temperature=temperature, conversation_id=i) for i in range(4)]
+        for c in generate(engine, requests):
+            check_answer(policy.chat.decode(c.ids), c, wanted, schema)
+            ended += c.finish == "stop"
+
+    fits()
+    assert ended
+
+
+def check_answer(text, c, wanted, schema):
+    """wanted: a form or a schema. schema: as JSON."""
+    assert c.finish in ("stop", "length") and np.isfinite(c.logprobs).all() and (c.logprobs < 1e-6).all()
+    if c.finish == "length":
+        assert len(c.ids) == 96 and 2 not in c.ids
+    elif isinstance(wanted, dict):
+        jsonschema.validate(json.loads(text.removesuffix("<|im_end|>")), schema)
+    else:
+        assert read(text.removesuffix("<|im_end|>"), wanted)
 
 
 def test_log_probabilities_are_those_among_what_is_allowed(policy, engine):

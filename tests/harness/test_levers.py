@@ -26,6 +26,7 @@ FROZEN = ("environment", "evaluation", "model", "seed", "testbed", "engine", "me
 def test_a_move_changes_the_keys_of_its_lever_alone_and_can_run(name):
     lever = TABLE[name]
     assert lever.layer in levers.LAYERS and not {key.split(".")[0] for key in lever.keys} & {*FROZEN}
+    assert lever.moves(CONFIG)
     for move, changes in lever.moves(CONFIG).items():
         assert changes and set(changes) <= set(lever.keys)
         before = CONFIG.to_dict()
@@ -51,7 +52,9 @@ def test_moves_of_a_number_stay_in_its_bounds_and_go_back():
 
 
 def test_a_batch_keeps_its_size_when_groups_grow():
-    for changes in TABLE["rollout.group_size"].moves(CONFIG).values():
+    moves = TABLE["rollout.group_size"].moves(CONFIG)
+    assert moves
+    for changes in moves.values():
         made = levers.changed(CONFIG, changes).rollout
         assert (
             made.group_size * made.tasks_per_step == CONFIG.rollout.group_size * CONFIG.rollout.tasks_per_step

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from coevolve_jax import config as configs
-from coevolve_jax.loop.run import Run, RunState
+from coevolve_jax.loop.run import Run
+from coevolve_jax.loop.state import RunState
 from coevolve_jax.records.workdir import fork
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -16,11 +16,11 @@ from coevolve_jax import preemption
 from coevolve_jax.loop import rendezvous
 from coevolve_jax.loop.leader import Leader, multihost_utils
 from coevolve_jax.models import hf_io
-from coevolve_jax.records import checkpoint
 from tests.distributed.test_multiprocess import free_address
 from tests.distributed.test_sharding import IN_ORDER
 from tests.loop.test_train import command, rows
 from tests.support import forked
+from tests.support.checkpoints import latest_step
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -143,7 +143,7 @@ def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(t
     for code, message in ends(both):
         assert code == preemption.STATUS and "Traceback" not in message, message
         assert message.endswith("Asked to end: every finished step is saved, and the same command goes on.\n")
-    assert checkpoint.latest_step(tmp_path / "checkpoints") == done()
+    assert latest_step(tmp_path / "checkpoints") == done()
     steps = slice(SMALL["steps"])
     assert progress(tmp_path)[steps] == progress(alone())
     np.testing.assert_allclose(sums(tmp_path)[steps], sums(alone()), atol=1e-5)

@@ -31,6 +31,7 @@ from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import EngineError
 from tests.support import loop_fakes, reference_loop
+from tests.support.checkpoints import latest_step
 from tests.support.paths import ROOT
 from tests.support.reference_services import tokens
 
@@ -145,7 +146,7 @@ def save(tell, directory, step, arrays, state, *, keep):
 
 
 def restore(directory, like):
-    step = checkpoint.latest_step(directory)
+    step = latest_step(directory)
     if step is None:
         return None
     found = json.loads((Path(directory) / checkpoint.name(step) / "state.json").read_text())
@@ -359,7 +360,7 @@ def compare(config, stops=(), batches=True, soon=True):
                 assert exhausted and "Unguided exploration found" in str(end), end
                 return
             assert isinstance(end, (Killed, EngineError)) or bool(end) == (loop.s.step == config.steps)
-            start = checkpoint.latest_step(workdir / "checkpoints")
+            start = latest_step(workdir / "checkpoints")
         check_end(workdir, loop, end)
         return loop
 

@@ -16,12 +16,12 @@ import pytest
 from coevolve_jax import preemption
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.run import Run
-from coevolve_jax.records import checkpoint
 from coevolve_jax.records.workdir import fork
 from coevolve_jax.train import train
 from tests.loop.test_train import comparable
 from tests.strategies.test_strategies import rows, settings
 from tests.support import forked
+from tests.support.checkpoints import latest_step
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def asked(config, workdir, moment) -> int | None:
         ask_at(patch, *moment[:2])
         with pytest.raises(preemption.Preempted), preemption.handle_signals():
             train(config, workdir)
-    return checkpoint.latest_step(workdir / "checkpoints")
+    return latest_step(workdir / "checkpoints")
 
 
 def saved_state(workdir) -> dict:
@@ -138,7 +138,7 @@ def test_the_program_ends_with_a_status_of_its_own(whole, tmp_path, quick, momen
     done = forked.run(program, {**quick, "PYTHONPATH": path})
     assert done.returncode == status, done.stderr[-3000:]
     assert done.stderr.endswith(said) and "Traceback" not in done.stderr
-    assert checkpoint.latest_step(tmp_path / "run" / "checkpoints") == (1 if times == 1 else 0)
+    assert latest_step(tmp_path / "run" / "checkpoints") == (1 if times == 1 else 0)
 
 
 def test_what_may_be_given_up_is_and_what_may_not_is_finished():

@@ -19,7 +19,7 @@ from coevolve_jax.config import override
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.loop import initial as begin
 from coevolve_jax.loop.evaluate import tally
-from coevolve_jax.loop.run import RunState
+from coevolve_jax.loop.state import RunState
 from coevolve_jax.records import checkpoint, rollouts
 from coevolve_jax.records.workdir import claimed
 from coevolve_jax.strategies.base import StepReport

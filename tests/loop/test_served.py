@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from coevolve_jax.loop import collect
-from coevolve_jax.records import checkpoint
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
 from tests.loop.test_train import command, rows
 from tests.support import forked
+from tests.support.checkpoints import latest_step
 from tests.support.faults import Proxy
 from tests.support.paths import ROOT
 
@@ -69,7 +69,7 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     assert process.returncode == 1 and "Traceback" not in error
     assert "Error: No SGLang server has answered for 2 s" in error.strip().splitlines()[-1]
     kept = len(rows(workdir, "metrics.jsonl"))
-    assert 1 <= kept < 3 and checkpoint.latest_step(workdir / "checkpoints") == kept
+    assert 1 <= kept < 3 and latest_step(workdir / "checkpoints") == kept
     done = forked.run(command(workdir, SERVED, **settings | {"engine.url": sglang_server.url}), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     check_metrics(workdir, [0, 0, 0])

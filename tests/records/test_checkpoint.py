@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax.records import checkpoint
+from tests.support.checkpoints import latest_step
 from tests.support.paths import ROOT
 
 STATE = {"pool": [{"id": "größe", "score": 0.1 + 0.2}], "history": {}, "none": None}
@@ -95,7 +96,7 @@ def test_like_gives_the_kind_and_the_sharding(tmp_path):
 
 def test_nothing_saved_is_none(tmp_path):
     assert checkpoint.restore(tmp_path / "absent", arrays(0)) is None
-    assert checkpoint.latest_step(tmp_path / "absent") is None
+    assert latest_step(tmp_path / "absent") is None
 
 
 def test_the_newest_are_kept_and_leftovers_go(tmp_path):
@@ -104,7 +105,7 @@ def test_the_newest_are_kept_and_leftovers_go(tmp_path):
         (tmp_path / cut_short / "half").write_text("x")
     saved(tmp_path, 1, 2, 3, 12)
     assert folders(tmp_path) == ["step_00000003", "step_00000012"]
-    assert checkpoint.latest_step(tmp_path) == 12
+    assert latest_step(tmp_path) == 12
     saved(tmp_path, 13, keep=1)
     assert folders(tmp_path) == ["step_00000013"]
 
@@ -233,9 +234,9 @@ LOOP = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.records.test_checkpoint import checkpoint, saved
+from tests.records.test_checkpoint import latest_step, saved
 directory = Path({directory!r})
-step = checkpoint.latest_step(directory) or 0
+step = latest_step(directory) or 0
 print("ready", flush=True)
 while True:
     step += 1
@@ -271,7 +272,7 @@ CUTS = {"_commit": 2, "_digests": 2, "_discard": 3, "epath.gpath.PosixGPath.rmtr
 CUT = """
 import os, pkgutil, signal, sys
 sys.path.insert(0, {root!r})
-from tests.records.test_checkpoint import checkpoint, saved
+from tests.records.test_checkpoint import saved
 owner, _, name = "coevolve_jax.records.checkpoint.{at}".rpartition(".")
 setattr(pkgutil.resolve_name(owner), name, lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
 saved({directory!r}, 3)
@@ -284,7 +285,7 @@ def test_killed_on_the_way_the_old_or_the_new_state_is_complete(tmp_path, at, st
     saved(tmp_path, 1, 2)
     code = CUT.format(root=str(ROOT), at=at, directory=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    assert checkpoint.latest_step(tmp_path) == step
+    assert latest_step(tmp_path) == step
     assert restored(tmp_path, warn=lambda message: None) == step
     saved(tmp_path, 4)
     assert len(folders(tmp_path)) == 2 and restored(tmp_path) == 4

@@ -280,9 +280,9 @@ def test_a_probe_counts_valid_rollouts_only():
             outcomes = [(1.0, True), (1.0, True), (0.0, False), (0.0, True)]
             return [Group(tasks[0], tuple(as_(t, *o) for t, o in zip(rolled, outcomes[: 2 + k])))]
 
-    config, task = settings_of("random"), a_task(np.random.default_rng(0), "t")
-    assert solvable(config, Half(), 0, 1)([task]) == [Verdict("always_solved", 1.0)]
-    assert solvable(config, Half(), 0, 2)([task]) == [Verdict(None, 2 / 3)]
+    task = a_task(np.random.default_rng(0), "t")
+    assert solvable(Half(), 0, 1)([task]) == [Verdict("always_solved", 1.0)]
+    assert solvable(Half(), 0, 2)([task]) == [Verdict(None, 2 / 3)]
 
 
 # Groups that count

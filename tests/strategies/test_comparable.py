@@ -459,8 +459,8 @@ def test_solved_since_and_probed_tasks_are_left_out():
     named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always", "lost")]
     lab = Probed(config, tasks)
     words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0), ("environment", None)]
-    assert solvable(config, lab, 0, 4)(named) == [Verdict(*word) for word in words]
-    assert solvable(config, lab, 0, 0)(named) == [Verdict(None)] * 4
+    assert solvable(lab, 0, 4)(named) == [Verdict(*word) for word in words]
+    assert solvable(lab, 0, 0)(named) == [Verdict(None)] * 4
 
 
 # Blame

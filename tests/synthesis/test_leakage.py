@@ -64,7 +64,7 @@ def test_the_same_calls_in_other_words_and_turns_are_refused():
     calls = one.turns[0].calls
     turns = (Turn("Please be so kind.", calls[:1]), Turn("And now something else entirely!", calls[1:]))
     other = dataclasses.replace(one, id="other", turns=turns, scenario={"other": 1})
-    assert GUARD.similarities(other).max() < GUARD.threshold
+    assert GUARD.similarities(other).max() < 0.9  # the threshold by default
     assert GUARD.check(other) == "near_evaluation"
 
 
@@ -117,8 +117,8 @@ def test_unrelated_tasks_are_near_zero():
 def test_shared_wording_weighs_little():
     # The whole corpus shares query and tools; only the value differs.
     corpus = [task(f"c{i}", ("cd", f"folder{i}")) for i in range(100)]
-    assert LeakGuard(corpus[:1]).similarities(corpus[1])[0] > 0.3
-    assert LeakGuard(corpus[:1], corpus=corpus[2:]).similarities(corpus[1])[0] < 0.05
+    assert CountCosines(corpus[:1], features)(corpus[1])[0] > 0.3
+    assert CountCosines(corpus[:1], features, corpus[2:])(corpus[1])[0] < 0.05
 
 
 @settings(max_examples=60, deadline=None)
@@ -202,10 +202,12 @@ def test_sparse_equals_dense_to_the_last_bit(seed, evaluated, more, compared):
     evaluation = [random_task(f"e{i}", rng) for i in range(evaluated)]
     evaluation += [dataclasses.replace(evaluation[i], id=f"again {i}") for i in range(0, evaluated, 3)]
     corpus = [random_task(f"c{i}", rng) for i in range(more)]
-    dense, guard = Dense(evaluation, compared, corpus), LeakGuard(evaluation, 0.9, corpus, compared)
+    dense, cosines = (kind(evaluation, compared, corpus) for kind in (Dense, CountCosines))
+    alone, guard = Dense(evaluation, compared, []), LeakGuard(evaluation, 0.9, compared)
     strangers = [Task("no turns", "bfcl", {}), Task("z", "bfcl", {}, (Turn("zebras ahoy"),))]
     for one in (*evaluation[:3], *corpus[:3], *(random_task("new", rng) for _ in range(5)), *strangers):
-        expected = dense(one)
+        assert np.array_equal(cosines(one), dense(one))
+        expected = alone(one)
         assert np.array_equal(guard.similarities(one), expected)
         same_calls = any(one.calls == t.calls for t in evaluation if t.calls)
         if not same_calls:

@@ -369,4 +369,4 @@ def test_none_is_reserved_for_evolved_tasks_that_are_drawn_no_more():
     weights = lambda rows: np.where(rows["evolved"], 0.0, 1.0)
     for seed in range(20):
         drawn = pool.draw(4, np.random.default_rng(seed), min_evolved_share=0.5, weights=weights)
-        assert all(t.id.startswith("old") for t in drawn)
+        assert len(drawn) == 4 and all(t.id.startswith("old") for t in drawn)

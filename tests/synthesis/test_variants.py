@@ -116,7 +116,7 @@ def test_drafts_of_one_step_have_ids_of_their_own_and_a_leak_is_never_probed(wor
     assert sorted(named) == sorted(t.id for t in best)
     assert lab.adopt(best[:1], kind="signal").refused == {"duplicate": 1}
 
-    guard = LeakGuard(list(first)[:4], 0.95, [])
+    guard = LeakGuard(list(first)[:4], 0.95)
     guarded = dataclasses.replace(synthesizer, guard=guard)
     seen = []
 

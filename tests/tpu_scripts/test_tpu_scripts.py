@@ -174,7 +174,9 @@ def test_without_a_server_all_chips_are_the_learners(type, chips, more, fakes, t
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_learner_alone_is_all_that_the_scripts_speak_of(name, fakes, tmp_path):
-    for words in commands(f"{name}.sh", setup=ALONE, fakes=fakes, log=tmp_path / "log"):
+    found = commands(f"{name}.sh", setup=ALONE, fakes=fakes, log=tmp_path / "log")
+    assert found
+    for words in found:
         assert not any("server" in word or "sglang" in word for word in words)
 
 

@@ -68,12 +68,6 @@ def schema(function: Callable) -> dict:
     return {"type": "function", "function": {**found, **({"return": answer} if answer is not None else {})}}
 
 
-def undescribed(function: Callable) -> list[str]:
-    """Returns the arguments that the docstring does not describe. transformers and TRL refuse these."""
-    _, described, _ = read_docstring((inspect.getdoc(function) or "").strip())
-    return [name for name in arguments_of(function) if name not in described]
-
-
 def arguments_of(function: Callable) -> dict[str, inspect.Parameter]:
     """Returns the arguments by name, without `self`. Raises Unfit for one that JSON cannot pass."""
     found = dict(inspect.signature(function).parameters)
