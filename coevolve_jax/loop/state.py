@@ -1,4 +1,4 @@
-"""The state of a run, which every checkpoint holds."""
+"""The state of a run, which is in every checkpoint."""
 
 from __future__ import annotations
 

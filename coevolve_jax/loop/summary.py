@@ -1,4 +1,4 @@
-"""What a run says of itself at its end: summary.json and ledger.json."""
+"""The summary and the ledger of a run that has ended: summary.json and ledger.json."""
 
 from __future__ import annotations
 
