@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints."""
+"""Looks into folders of checkpoints."""
 
 from __future__ import annotations
 
