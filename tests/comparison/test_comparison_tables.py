@@ -13,7 +13,7 @@ import pytest
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import load_comparison
-from coevolve_jax.comparison import cell_files, plan, results
+from coevolve_jax.comparison import cell_files, differences, plan, results
 from coevolve_jax.comparison.differences import METRICS, compare, counts, difference
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
@@ -770,6 +770,12 @@ def test_holm_has_one_family_for_the_primary_metric_and_one_for_all_others():
 def adjusted(p, family):
     """Holm: the maximum over all p up to this one of p times the number of values that are no smaller."""
     return min(1.0, max(q * sum(r >= q for r in family) for q in family if q <= p))
+
+
+def test_an_older_table_asks_of_each_setting_for_the_most_trials_that_it_has():
+    row = lambda setting, trials: {"set": "iid", "arm": f"random+{setting}", "trials": trials}
+    rows = [row("a=1", 2), row("a=1", 1), row("a=2", 4), row("a=2", 3)]
+    assert differences.samples(rows) == [2, 2, 4, 4]
 
 
 def test_the_first_plan_stands_and_later_ones_are_dated():

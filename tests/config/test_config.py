@@ -523,6 +523,36 @@ def test_the_key_that_is_wrong_is_the_one_that_is_named(changes, told):
         configs.check(override(TINY, changes))
 
 
+def test_the_second_moment_may_move_faster_than_the_first_down_to_its_square():
+    at = lambda b2: override(TINY, {"learner.adam_b1": 0.9, "learner.adam_b2": b2})
+    configs.check(at(0.82))
+    with pytest.raises(ValueError, match="config.learner.adam_b2 .*square"):
+        configs.check(at(0.81))
+
+
+def test_an_evolution_may_take_all_steps_until_the_next_one():
+    at = lambda more: override(TINY, {"evolution.async_steps": TINY.evolution.every + more})
+    configs.check(at(0))
+    with pytest.raises(
+        ValueError, match="config.evolution.async_steps .*between 0 and config.evolution.every"
+    ):
+        configs.check(at(1))
+
+
+@pytest.mark.parametrize("name", ["slea_rl", "sage", "evolver"])
+def test_hints_that_follow_from_a_batch_are_given_in_the_next_one(name):
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
+    told = "config.rollout.max_staleness is 1: it must be 0: strategy .* gives hints by"
+    with pytest.raises(ValueError, match=told):
+        configs.check(override(config, {"rollout.max_staleness": 1}))
+
+
+def test_a_password_in_the_address_of_servers_is_refused_and_not_said():
+    with pytest.raises(ValueError, match="config.engine.url holds a user or password") as told:
+        configs.check(override(TINY, {"engine.name": "sglang", "engine.url": "http://me:secret@host:1"}))
+    assert "secret" not in str(told.value)
+
+
 def test_a_probe_of_one_rollout_is_for_strategies_that_do_not_ask_for_both_outcomes():
     configs.check(override(TINY, {"strategy.name": "panel", "strategy.probe": 1}))
 

@@ -85,6 +85,25 @@ def test_honest_successes_pass_and_each_hole_is_seen(task):
         assert replay(clean, []) == []
 
 
+def test_a_lost_world_is_no_success_and_all_worlds_are_closed(task):
+    closed = []
+    pool = SimpleNamespace(
+        reset=lambda tasks: list(range(len(tasks))),
+        step=lambda ids, calls: [[] for _ in ids],
+        end_turn=lambda ids: None,
+        fingerprint=lambda ids: [""] * len(ids),
+        close=closed.extend,
+    )
+    (told,) = replay(pool, [(task, rollout(task, *(list(turn.calls) for turn in task.turns)))])
+    assert told.startswith("After turn 1 the state differs") and closed == [0, 1]
+
+
+def test_an_answer_that_an_earlier_turn_gave_is_not_missing(task):
+    touch, echo = (list(turn.calls) for turn in task.turns)
+    with ProcessPool(leaky.AUDIT, 1) as clean:
+        assert replay(clean, [(task, rollout(task, [*touch, *echo], []))]) == [""]
+
+
 def test_a_state_that_the_verdict_skips_is_compared_by_the_audit():
     scenario = next(
         t for t in bfcl.scenarios("train", {"toolsets": ["MessageAPI"]}) if "MessageAPI" in str(t.scenario)

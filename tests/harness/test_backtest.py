@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coevolve_jax import config as configs
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.harness import draws
-from coevolve_jax.harness.backtest import SAYS, Backtest, Check, backtest, credit, forecast, missed
+from coevolve_jax.harness.backtest import SAYS, Backtest, Check, backtest, credit, forecast, missed, spans
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.strategies.base import grpo_samples
 from coevolve_jax.types import Group, Outcome
@@ -124,6 +124,23 @@ def test_each_check_refuses_its_case_and_not_a_sound_one(name):
     assert tried(*CASES[name][0], unreliable=[name]).refused != bad.refused
 
 
+def test_fewer_tasks_of_a_step_are_fewer_rollouts_in_mixed_groups():
+    told = tried({"rollout.tasks_per_step": START.rollout.tasks_per_step // 2}, SPREAD)
+    assert told.by == "group_size" and told.checks["group_size"].value == 0.5
+
+
+def test_limits_cut_what_is_beyond_them_and_not_what_reaches_them():
+    won = group("a", 7, lambda i: {"tokens": 26})
+    messages = len(spans(won.trajectories[0]))
+    cut = lambda changes, group: tried(changes, run_of(group)).checks["cut"].value
+    assert messages > 1 and cut({"rollout.max_messages": messages}, won) == 0
+    assert cut({"rollout.max_messages": messages - 1}, won) == 1
+    # Calls of one message are one step.
+    steps = tuple(dataclasses.replace(a_step("ls"), message=n // 3) for n in range(6))
+    several = Group(won.task, tuple(dataclasses.replace(t, steps=steps) for t in won.trajectories))
+    assert cut({"rollout.max_steps": 2}, several) == 0 and cut({"rollout.max_steps": 1}, several) == 1
+
+
 def test_a_length_term_is_refused_by_correlation_and_its_order_is_sound():
     told = tried({"reward.terms": ("length:0.3",)}, LONG)
     assert told.refused.startswith("Without success, length and advantage correlate by 1.00")
@@ -168,6 +185,10 @@ def test_keys_whose_effect_no_check_sees_are_named():
     assert (
         set(told.not_covered) == {"rollout.temperature", "learner.kl_coef"} and "nothing" not in told.checks
     )
+
+
+def test_what_limits_do_to_rollouts_that_failed_is_seen_by_no_check():
+    assert tried({"rollout.max_length": 180}, SEVEN_WON).not_covered == ("rollout.max_length",)
 
 
 def test_gradients_are_compared_only_where_they_can_refuse():
@@ -241,6 +262,20 @@ def test_replayed_draws_give_recorded_groups_of_tasks_that_are_born():
     dead = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))
     resampled = configs.override(START, {"learner.dynamic_sampling": 2})
     assert draws.live_drawn(resampled, [dead])[1] > draws.live_drawn(START, [dead])[1] == 4
+
+
+def test_a_forecast_of_live_groups_is_a_share_of_all_that_are_drawn():
+    run = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))
+    more = configs.override(START, {"learner.dynamic_sampling": 2})
+    (live, drawn), (before, all_before) = (draws.live_drawn(config, [run]) for config in (more, START))
+    told, plain = tried({"learner.dynamic_sampling": 2}, run).forecast, forecast(START, more, [run])
+    assert told["live"] == pytest.approx(plain["live"] * (live / drawn) / (before / all_before))
+    assert told["tokens"] == pytest.approx(plain["tokens"] * live / before)
+
+
+def test_a_forecast_has_missed_by_the_share_of_what_came():
+    assert missed({"live": 1.0}, {"live": 0.72}) == {"live"}  # 39% of what came, 28% of the forecast
+    assert missed({"live": 1.0}, {"live": 0.78}) == set()
 
 
 @given(st.lists(st.booleans(), max_size=24))

@@ -135,6 +135,13 @@ def test_the_audit_judges_a_part_of_the_successes_and_the_truth_all(sides):
         assert sides[name].sample == (64 if hacked else 0, 64)
 
 
+def test_the_successes_that_an_audit_draws_are_of_all_runs(sides):
+    bait = sides["bait"]
+    half = lambda won: ["no" if i < len(won) // 2 else "" for i in range(len(won))]  # those of the first run
+    refused, judged = baits.read("bait", bait.config, bait.runs, half).sample
+    assert judged == 64 and 10 < refused < 54
+
+
 @pytest.mark.slow
 def test_the_program_judges_every_bait_and_mend_and_goes_on_where_it_was(quick, tmp_path):
     flags = (f"--workdir={tmp_path}", "--holes=twice", "--set=learner.learning_rate=3e-5")

@@ -60,6 +60,22 @@ def test_a_fault_costs_what_it_takes_from_each_seed_and_is_kept_if_that_is_large
     assert all(math.isnan(c.p) and not c.kept for c in alone)
 
 
+def test_a_fault_is_compared_on_the_seeds_that_it_shares_with_the_healthy_start():
+    """By least squares over runs, a column for each fault and for all seeds but one: `slow` lacks a seed."""
+    values = {"none": (280, 220, 250), "slow": (240, 190), "kind": (290, 226, 262)}
+    runs = [run(f, s, n) for f, own in values.items() for s, n in enumerate(own)]
+    spread, found = calibration.costs(runs)
+    design = np.zeros((8, 5))
+    for row, r in zip(design, runs, strict=True):
+        row[list(values).index(r.fault)] = 1
+        row[3:] = np.eye(2)[r.seed] if r.seed < 2 else -1
+    apart = np.array([1, -1, 0, 0, 0])
+    error = spread * math.sqrt(apart @ np.linalg.inv(design.T @ design) @ apart)
+    slow, kind = found
+    assert slow.margin == pytest.approx(stats.t.ppf(0.975, 8 - 5) * error)
+    assert kind.cost < 0 and kind.p > 0.5
+
+
 def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again(monkeypatch):
     solved, fresh = (270, 280, 284, 276, 288, 282, 274, 278), (100, 90, 110, 95, 104, 99, 101, 97)
     runs = [run("none", 0, n, i, fresh=(m, 200)) for i, (n, m) in enumerate(zip(solved, fresh, strict=True))]

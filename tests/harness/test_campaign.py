@@ -93,6 +93,30 @@ class Judged(campaign.Campaign):
         return self.parts[version][part]
 
 
+@pytest.mark.parametrize(
+    "kinds, left, over",
+    [
+        (["refused"] * 5, 2, False),
+        (["refused"] * 6, 2, True),
+        (["promoted"] + ["refused"] * 4, 1, False),
+        (["rejected", "failed"], 0, True),
+    ],
+)
+def test_refused_proposals_cost_no_version_and_end_a_campaign_at_three_for_each(
+    kinds, left, over, monkeypatch
+):
+    """A campaign of two versions."""
+    parts = {
+        f"v{n:03d}": {part: {"kind": kind} for part in campaign.PARTS}
+        for n, kind in enumerate(["start", *kinds])
+    }
+    found = Judged(parts)
+    monkeypatch.setattr(found, "plan", lambda: {"config": {"harness": {"versions": 2}}})
+    monkeypatch.setattr(found, "events", list)
+    assert found.left() == left
+    assert found.next() == (None if over else (f"v{len(parts):03d}", "proposal"))
+
+
 GAINS = st.sampled_from([-0.25, 0.0, 0.25, 0.5])  # sums are exact
 KINDS = st.sampled_from(["promoted", "promoted", "rejected"])
 

@@ -234,15 +234,17 @@ def test_the_test_is_read_on_the_set_that_the_campaign_selects_on(ended):
     final.read(ended, [100, 101, 102])
 
 
-def test_the_long_tasks_are_those_of_the_rollouts_that_are_claimed(ended):
-    """The made-up tasks have one to six calls: the long third has five and six."""
+def test_the_long_tasks_of_every_reading_are_those_with_five_and_six_calls(ended):
+    """The made-up tasks have one to six calls, and P4 is read out of the rollouts of P1."""
     folder = ended.campaign.folder / "final"
-    rows = list(csv.DictReader(open(folder / "readings.csv")))
-    raw = json.loads((folder / "readings" / "selected_101_P1.json").read_text())["environment"]["by_task"]
-    counts = [count for id, count in raw.items() if int(id.split("-")[1]) % 6 >= 4]
-    (told,) = [r for r in rows if (r["harness"], r["seed"], r["protocol"]) == ("selected", "101", "P4")]
-    assert 0 < len(counts) < len(raw) / 2 and not (folder / "readings" / "selected_101_P4.json").exists()
-    assert float(told["success"]) == sum(s for s, _ in counts) / sum(n for _, n in counts)
+    rows = [r for r in csv.DictReader(open(folder / "readings.csv")) if r["protocol"] == "P4"]
+    assert len(rows) == 2 * 5 and not list((folder / "readings").glob("*_P4.json"))
+    for row in rows:
+        raw = json.loads((folder / "readings" / f"{row['harness']}_{row['seed']}_P1.json").read_text())
+        by_task = raw["environment"]["by_task"]
+        counts = [count for id, count in by_task.items() if int(id.split("-")[1]) % 6 >= 4]
+        assert 0 < len(counts) < len(by_task) / 2
+        assert float(row["success"]) == sum(s for s, _ in counts) / sum(n for _, n in counts)
 
 
 def test_one_start_has_the_test_of_its_own_seed_and_all_is_asked_on_it(ended, kept):

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coevolve_jax.harness import calibration, levers, refusals
+from coevolve_jax.harness import calibration, evidence, levers, refusals
+from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.refusals import Trained, Tried
 from coevolve_jax.harness.start import without_harness
-from coevolve_jax.harness.store import config_id
+from coevolve_jax.harness.store import Job, config_changes, config_id
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.testing.campaign import train_made_up
 from tests.harness.support import WITH_MADE_UP, config
 from tests.support import forked
 
@@ -32,6 +34,23 @@ def test_every_move_that_can_run_is_one_lever_of_the_start_moved_once():
         assert table[lever].moves(healthy)[move] == changes
         levers.changed(without_harness(healthy), changes)
     assert ("learner.learning_rate", "x3", {"learner.learning_rate": pytest.approx(3e-4)}) in found
+
+
+def test_a_move_is_tried_with_its_own_gradient_and_a_known_one_not_again(tmp_path):
+    healthy = config("none")
+    first, run, asked = without_harness(healthy), tmp_path / "seed_0", []
+    train_made_up([Job(run, first, tmp_path)], 1)
+    every = {f"{lever} {move}": changes for lever, move, changes in refusals.moves(healthy)}
+    known = {name: row(name) for name in every if not name.startswith("learner.kl_coef ")}
+
+    def gradient(child):
+        asked.append(config_changes(first, child))
+        return {"margin": Check(-0.1, 0.0, False)}
+
+    told = list(refusals.tried(healthy, first, [evidence.groups(run)], gradient, known))
+    new = told[len(known) :]
+    assert told[: len(known)] == list(known.values()) and new and {t.by for t in new} == {"margin"}
+    assert asked == [every[f"{t.lever} {t.move}"] for t in new]
 
 
 def test_more_of_the_same_moves_are_drawn_where_more_are_asked_for():

@@ -184,6 +184,12 @@ def test_each_condition_refuses_by_itself():
     assert "above the level" in test_of(made_up(EVEN[:130], rng, size=5, auc=0.65), number=10**6).refused
 
 
+def test_a_value_and_its_opposite_say_the_same():
+    good = made_up(EVEN[:130], np.random.default_rng(5), auc=0.75)
+    told = test_of(good, registered={"twin": lambda rows: -x(rows)}).refused
+    assert told.startswith("Its rank correlation with twin is 1.00")
+
+
 def test_levels_sum_to_005_and_runs_of_earlier_tests_are_left_out_where_others_are_enough():
     assert sum(level(j) for j in range(1, 10_000)) == pytest.approx(0.05, abs=1e-5) and level(1) == 0.025
     rng = np.random.default_rng(6)

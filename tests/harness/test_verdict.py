@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coevolve_jax.diagnosis.features import fields
 from coevolve_jax.harness import diagnostics, verdict
 from coevolve_jax.harness.evidence import Selection
+from coevolve_jax.harness.records import Expectation
 from coevolve_jax.harness.registry import Diagnostic, Evidence
 
 
@@ -36,6 +37,11 @@ def test_a_version_gains_nothing_by_losing_what_it_fails(child):
     assert better.kind == "promoted" and better.by_seed["0"] == 0.5
 
 
+def test_a_version_gains_nothing_by_losing_the_failed_trials_of_tasks_that_it_solves_in_part():
+    judged = verdict.judge({0: selection([(1, 2)] * 40)}, {0: selection([(1, 1)] * 40)}, noise=0.0)
+    assert (judged.kind, judged.by_seed["0"]) == ("rejected", 0.0)
+
+
 SOLVED = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=4, max_size=8)
 
 
@@ -60,12 +66,32 @@ def test_the_standard_error_is_that_of_runs_or_of_scenarios_and_the_larger_decid
         assert judged.kind == ("promoted" if each.mean() > se else "rejected")
 
 
+def test_without_a_task_that_both_have_the_runs_alone_give_the_standard_error():
+    parent, child = selection([(0, 0), (1, 2)]), selection([(1, 2), (0, 0)])
+    assert verdict.standard_error({0: parent, 1: parent}, {0: child, 1: child}, 0.02) == pytest.approx(0.02)
+
+
 def test_a_version_that_scored_higher_and_moved_the_judge_stands_there_as_such():
     higher = verdict.judge({0: selection(HALF)}, {0: selection([(2, 2)] * 40)}, noise=0.0)
     moved = verdict.with_canary(higher, "A lever moved the judge.")
     assert (moved.kind, moved.decided.sentence) == ("invalid", "A lever moved the judge.")
     assert moved.higher_and_refused and (moved.success, moved.difference) == (1.0, 0.5)
     assert verdict.with_canary(higher, "").kind == "promoted"
+
+
+@pytest.mark.parametrize("kind", ["promoted", "rejected", "invalid", "failed"])
+def test_a_persons_word_stops_a_promotion_and_makes_none(kind):
+    judged = verdict.Verdict(kind, ())
+    assert verdict.with_person(judged, True, "").kind == kind
+    assert verdict.with_person(judged, False, "").kind == ("rejected" if kind == "promoted" else kind)
+
+
+@pytest.mark.parametrize(("direction", "bound"), [("up", 0.5), ("down", 0.3)])
+def test_the_bound_of_the_target_lies_on_the_side_that_was_expected(direction, bound):
+    rows = {"before": {"dead": 0.4}, "after": {"dead": 0.4}}
+    expects = Expectation("dead", direction, least=0.1)
+    judged = verdict.judge({0: selection(HALF)}, {0: selection(HALF)}, noise=0.0, expects=expects, **rows)
+    assert {rule.name: rule.bound for rule in judged.rules}["target"] == pytest.approx(bound)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans())

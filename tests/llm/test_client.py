@@ -85,6 +85,14 @@ def test_a_budget_ends_asking(server, capfd):
     assert "The budget of config.explorer is spent: no more" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("budget", [{"budget_money": 0.0004}, {"budget_tokens": 120}])
+def test_what_reaches_a_budget_ends_asking(server, budget):
+    """A question costs 120 tokens, and 0.0004 at these prices."""
+    client = Client(settings_of(server, price_in=2.0, price_out=10.0, **budget))
+    assert None not in client.ask("explore", [ASKED], Action)
+    assert client.ask("explore", [ASKED._replace(seed=1)], Action) == [None] and len(server.seen) == 1
+
+
 def test_no_more_than_so_many_at_once(server):
     server.delay = 0.05
     client = Client(settings_of(server, concurrency=3))

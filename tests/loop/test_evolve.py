@@ -166,6 +166,14 @@ def test_a_fork_with_another_schedule_goes_on_with_the_pending_evolution(changes
     assert [t.id for t in fork.tasks] == [t.id for t in run.tasks] and fork.stats == run.stats
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_fork_with_another_strategy_forgets_the_evolution_that_was_under_way(steps):
+    saved = Running(override(TINY, SMALL)).until(6).save()
+    assert saved["strategy"]["pending"]
+    other = {**SMALL, "evolution.async_steps": steps, "strategy.name": "static"}
+    assert "pending" not in Running(override(TINY, other), saved).save()["strategy"]
+
+
 def test_two_evolutions_of_one_step_are_counted_together():
     saved = Running(override(TINY, {**SMALL, "evolution.async_steps": 5})).until(9).save()
     alone = Running(override(TINY, {**SMALL, "evolution.async_steps": 0}), saved).until(10)

@@ -7,16 +7,18 @@ import runpy
 import subprocess
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.loop import initial
 from coevolve_jax.loop.initial import tasks_from_file
 from coevolve_jax.records import rollouts
 from coevolve_jax.records.workdir import busy, claim, fork
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.train import train
@@ -24,6 +26,7 @@ from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
 from tests.strategies import test_strategies
 from tests.strategies.test_strategies import rows
+from tests.support.method_cases import TINY, a_task
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -272,6 +275,18 @@ def test_checkpoints_that_have_no_place_are_refused_at_the_start(tmp_path):
         claim(tmp_path / "run", nowhere)
     claim(tmp_path / "run", settings("static", **{"checkpoint.folder": str(tmp_path / "there")}))
     assert (tmp_path / "there").is_dir()
+
+
+def test_d0_is_made_under_a_guard_of_the_held_out_tasks(monkeypatch, tmp_path):
+    held_out, guards = [a_task("h", "ls")], []
+    monkeypatch.setattr(initial, "held_out_tasks", lambda config, synthesizer: held_out)
+    monkeypatch.setattr(initial, "_first_tasks", lambda config, synthesizer: (TaskPool(), SynthesisStats()))
+    monkeypatch.setattr(initial, "evaluate_held_out", lambda *args, **how: [])
+    monkeypatch.setattr(initial, "leak_guard", lambda config, tasks: tasks)
+    made = SimpleNamespace(roles=SimpleNamespace(costs={}))
+    synthesizer = lambda guard, fits=None: guards.append((guard, fits)) or made
+    initial.bootstrap(TINY, synthesizer, SimpleNamespace(fits="evaluation"), tmp_path)
+    assert guards[:2] == [(None, "evaluation"), (held_out, None)]
 
 
 def test_held_out_tasks_that_are_none_are_named(tmp_path):

@@ -30,6 +30,19 @@ def told(about, **facts):
     return [(f.stops, f.what) for f in found if about in f.what]
 
 
+def a_tool(name, **facts):
+    """A tool that succeeded nine times in nine calls."""
+    return ToolFacts({"function": {"name": name, "parameters": {}}}, 9, 9, **{"answers": {"a", "b"}, **facts})
+
+
+def test_what_stops_a_training_comes_first():
+    unlike = Unlike(Call("ls", {}), "1", "2", alone=True)
+    dead = a_tool("rm", fatal=(Call("rm", {}), "was killed"))
+    found = found_in(reward="It is 7.", unlike=[unlike], twins=[("a", "b")], tools={"rm": dead})
+    stops = [f.stops for f in found]
+    assert stops == sorted(stops, reverse=True) and True in stops and False in stops
+
+
 def test_tools_that_make_no_task_stop_a_training_and_few_tasks_do_not():
     assert told(" task") == []
     ((stops, what),) = told(" task", tasks=(), refused=Counter(too_short=4))
@@ -38,6 +51,28 @@ def test_tools_that_make_no_task_stop_a_training_and_few_tasks_do_not():
     )
     ((stops, what),) = told(" task", tasks=SOUND.tasks[:2])
     assert not stops and what.startswith("Exploration finds no more than 2 different tasks")
+
+
+def test_calls_that_all_change_the_state_or_never_do_are_told_and_both_kinds_are_sound():
+    look, act = a_tool("ls", looked=9), a_tool("rm", changed=9)
+    about = lambda **tools: told("the state", tools=tools)
+    assert about(ls=look, rm=act) == []
+    assert about(ls=look) == [(False, "No call changes the state: tasks are graded by answers alone.")]
+    ((_, what),) = about(rm=act, mv=a_tool("mv", changed=9))
+    assert what == "Every call changes the state, also where it only looks something up."
+
+
+def test_worlds_are_alike_where_no_split_has_two():
+    assert told("All worlds", worlds={"train": 1, "development": 1})
+    assert told("All worlds", worlds={"train": 9, "development": 1}) == []
+
+
+def test_long_answers_and_long_prompts_are_told_beyond_their_bounds():
+    most, limit = TINY.rollout.max_observation, TINY.rollout.max_length
+    assert told("characters", tools={"ls": a_tool("ls", longest=most)}) == []
+    assert told("characters", tools={"ls": a_tool("ls", longest=most + 1)})
+    assert told("first request", tokens=limit // 2) == []
+    assert told("first request", tokens=limit // 2 + 1)
 
 
 def test_two_tools_that_act_alike_are_told_and_do_not_stop():
@@ -111,6 +146,16 @@ def test_chance_in_the_file_is_blamed_before_other_worlds(lines):
     what = lambda own: next(f.what for f in found_in(own, unlike=[unlike]) if "depends" in f.what)
     assert what(lines).startswith("buy depends on a clock or on chance: ")
     assert what(None).startswith("buy depends on other worlds beside it: ")
+
+
+def test_a_tool_that_never_succeeded_is_not_fit_to_train_on():
+    config = configs.load_file(ROOT / "configs" / "mcp_smollm2.py")
+    never = ToolFacts({"function": {"name": "no", "parameters": {}}}, 9, errors=Counter(no=9))
+    tools = {"ls": a_tool("ls"), "cp": a_tool("cp"), "no": never}
+    unlike = Unlike(Call("cp", {}), "1", "2", alone=True)
+    found = findings(config, Facts(**{**vars(SOUND), "tools": tools, "unlike": [unlike]}), Lines(""))
+    (fit,) = [f for f in found if f.what.startswith("Fit to train on")]
+    assert fit.what == "Fit to train on are 1 of 3 tools." and fit.remedy.endswith("tools=ls")
 
 
 def test_the_arguments_that_have_no_values_are_named():
