@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints."""
+"""Helpers for a folder of checkpoints."""
 
 from __future__ import annotations
 
