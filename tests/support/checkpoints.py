@@ -1,4 +1,4 @@
-"""Looks into folders of checkpoints."""
+"""Helpers for a folder of checkpoints."""
 
 from __future__ import annotations
 
