@@ -144,11 +144,11 @@ def _other_held_out(by_seed: BySeed) -> list[str]:
 
 
 def _lost_in_training(budget: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Says which arms lost more than LOST of their training rollouts, by the mean of runs that lost some."""
+    """Says which arms lost more than LOST of their training rollouts, in the mean of their runs."""
     lost: dict[str, list[float]] = {r["arm"]: [] for r in budget}
     for r in budget:
-        if share := r.get("rollouts_lost_share"):
-            lost[r["arm"]].append(share)
+        if r.get("rollouts_lost_share") is not None:
+            lost[r["arm"]].append(r["rollouts_lost_share"])
     means = {name: sum(shares) / len(shares) for name, shares in lost.items() if shares}
     return [
         f"{name} lost {mean:.1%} of its training rollouts: nothing is learned from these."

@@ -515,6 +515,14 @@ def test_budgets_are_compared_seed_by_seed_and_arms_are_static_by_what_they_are(
     assert any("from 0 (coevolve) to 80 (random)" in n for n in notes.notes(PLAN, rows, []))
 
 
+def test_the_share_of_lost_rollouts_is_that_of_all_runs_of_an_arm():
+    rows = [budget("random", seed, rollouts_lost_share=lost) for seed, lost in enumerate((0.03, 0.0, 0.015))]
+    (said,) = [n for n in notes.notes(PLAN, rows, []) if "training rollouts" in n]
+    assert said.startswith("random lost 1.5% of its training rollouts")
+    rows[2]["rollouts_lost_share"] = 0.0  # one run lost 3%, the three of them 1%
+    assert not any("training rollouts" in n for n in notes.notes(PLAN, rows, []))
+
+
 def test_tasks_that_differ_between_columns_are_said():
     columns = ["random", "coevolve", "random+data.initial_tasks=8", "coevolve+data.initial_tasks=8"]
     rows = [budget(name, 0, iid_digest="x", initial_digest=name.partition("+")[2]) for name in columns]
