@@ -671,8 +671,18 @@ def command(workdir, *flags, small=SMALL):
     return [ROOT / "experiments" / "compare.py", *flags, *(f"--set={text}" for text in small)]
 
 
+FAILING = """from coevolve_jax.strategies.static import Static
+class make(Static):
+    def collect(self, step, tasks, roll):
+        raise ValueError("This method fails.")
+"""
+
+
 @pytest.mark.nightly
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "ends.py").write_text(FAILING)
+    environ = {**environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{environ['PYTHONPATH']}"}
     for name, value in environ.items():  # as installed for a user, without PyTorch
         monkeypatch.setenv(name, value)
     folder = tmp_path / "comparison"
@@ -693,10 +703,10 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     assert first.count("\n") == 1 and not cells.finished(cell.workdir(folder))
     (folder / "plan.json").write_text(json.dumps({"config": _plain(config)}))
 
-    program = [sys.executable, *command(folder, "--arms=random,static,oracle", "--seeds=0", "--jobs=2")]
+    program = [sys.executable, *command(folder, "--arms=random,static,own.ends", "--seeds=0", "--jobs=2")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=900)
     assert done.returncode == 1, done.stderr
-    assert "1 of the runs failed" in done.stderr and "config.testbed.weak_tools names no tools" in done.stderr
+    assert "1 of the runs failed" in done.stderr and "This method fails." in done.stderr
     again = (cell.workdir(folder) / "metrics.jsonl").read_text()
     assert again.startswith(first) and again.count("\n") == 2  # it resumed and restarted nothing
     with open(folder / "outcomes.csv") as f:
@@ -721,15 +731,21 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
 
     read = forked.run(command(folder, "--arms=random,static", "--seeds=0", "--only_read"), environ)
     assert read.returncode == 0 and "random - static: 1 seeds in common" in read.stdout, read.stderr
-    some = command(folder, "--arms=random,static,oracle", "--seeds=0", "--run=static")
-    assert forked.run(some, environ).returncode == 0  # without oracle, which fails
+    some = command(folder, "--arms=random,static,own.ends", "--seeds=0", "--run=static")
+    assert forked.run(some, environ).returncode == 0  # without the method that fails
     kept = (folder / "plan.json").read_text()
-    assert "Nothing was written" in read.stdout and json.loads(kept)["arms"] == ["random", "static", "oracle"]
+    assert "Nothing was written" in read.stdout and json.loads(kept)["arms"] == [
+        "random",
+        "static",
+        "own.ends",
+    ]
     assert json.loads(kept)["strategies"]["random"]["name"] == "random"
     with open(folder / "outcomes.csv") as f:
         assert list(csv.DictReader(f)) == rows
     read = forked.run(
-        command(folder, "--arms=random,static,oracle", "--seeds=0", "--only_read", "--planned=static-random"),
+        command(
+            folder, "--arms=random,static,own.ends", "--seeds=0", "--only_read", "--planned=static-random"
+        ),
         environ,
     )
     assert read.returncode == 0 and "static - random: 1 seeds in common" in read.stdout, read.stderr

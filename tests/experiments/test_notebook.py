@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from coevolve_jax import tfds_tasks
-from coevolve_jax.comparison import results
+from coevolve_jax.comparison import differences, results
 from coevolve_jax.config import check, load_file, override
 from coevolve_jax.planning import plan
 from coevolve_jax.types import Task
@@ -130,12 +130,18 @@ def test_few_seeds_are_said_to_prove_nothing(tmp_path, seeds, needed, nothing):
     """The table of differences, from the published comparison with other numbers of seeds."""
     comparison = json.loads((ROOT / "docs" / "notes" / "headroom" / "first" / "comparison.json").read_text())
     comparison["planned"] = comparison["planned"][:2]
-    for difference, number in zip(comparison["planned"], needed, strict=True):
-        difference |= {"n": seeds, "seeds_for_effect": number}
+    for row, number in zip(comparison["planned"], needed, strict=True):
+        row |= {"n": seeds, "seeds_for_effect": number}
     (tmp_path / "comparison.json").write_text(json.dumps(comparison))
     (cell,) = [cell for cell in notebook().cells if cell.id == "differences"]
     texts = []
-    scope = {"json": json, "results": results, "Path": Path, "WORKDIR": tmp_path}
+    scope = {
+        "json": json,
+        "results": results,
+        "Path": Path,
+        "WORKDIR": tmp_path,
+        "EFFECT": differences.EFFECT,
+    }
     exec(cell.source, scope | {"Markdown": str, "display": texts.append})
     assert (f"**{seeds} seeds prove nothing here**" in texts[0]) == nothing
     assert f"takes {min(needed)} to {max(needed)} seeds." in texts[0]
