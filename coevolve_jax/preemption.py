@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -53,11 +53,33 @@ def handle_signals() -> Iterator[None]:
     global _asked
     before = {number: signal.signal(number, _ask) for number in REQUESTS}
     try:
-        yield
+        with noting_lost(Preempted, lambda: None):  # `interruptible` raises another
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _asked = False
+
+
+@contextmanager
+def noting_lost(kind: type[BaseException], lost: Callable[[], None]) -> Iterator[None]:
+    """Calls `lost`, and prints nothing, where Python drops an exception of this kind.
+
+    It drops what a signal's handler raises during a finaliser or a weak reference's callback.
+    """
+    before = sys.unraisablehook
+
+    def note(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, kind):
+            lost()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = note
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager
@@ -71,7 +93,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         _interruptible = False
-    if _asked:  # Python drops an exception that a signal handler raises during a finaliser
+    if _asked:  # what `_ask` raised may be lost
         raise Preempted
 
 

@@ -35,7 +35,8 @@ def test_a_users_module_that_is_wrong_is_named_with_its_line(text, why, tmp_path
     for name in ("own", "own.mine"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     if not why:
-        return strategy("own.mine", ("config", "state"))
+        assert strategy("own.mine", ("config", "state")).make({}) is None
+        return
     with pytest.raises(ValueError, match=f"config.{KEY} is 'own.mine'.*{why}"):
         strategy("own.mine", ("config", "state"))
 

@@ -19,6 +19,7 @@ import json
 import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,11 +58,12 @@ def coordinated(config: ConfigDict) -> Iterator[None]:
         yield
         return
     _agree(config)
-    over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(over,), daemon=True)
+    over, lost = threading.Event(), threading.Event()
+    watch = threading.Thread(target=_watch, args=(over, lost), daemon=True)
     watch.start()
     try:
-        yield
+        with preemption.noting_lost(KeyboardInterrupt, lost.set):
+            yield
     except Preempted:
         if jax.process_index() == 0:
             publish(PREEMPTED)
@@ -152,18 +154,21 @@ def _wait_for(key: str) -> str:
             raise Failed(why)
 
 
-def _watch(over: threading.Event) -> None:
+def _watch(over: threading.Event, lost: threading.Event) -> None:
     """Interrupts the main thread, as Ctrl-C would, when another process has failed.
 
-    It repeats the interrupt, since Python drops an exception that is raised in a finaliser or a callback. It
+    It repeats an interrupt that is lost at once, and any other that ends nothing after _INSIST_SECONDS. It
     also passes a request to end on to process 0.
     """
     main = threading.main_thread().ident
     assert main is not None  # the main thread is alive
+    again = 0.0  # when to interrupt, in seconds of the monotonic clock
     while not over.wait(_POLL_SECONDS):
         if _failure():
-            signal.pthread_kill(main, signal.SIGINT)
-            over.wait(_INSIST_SECONDS)
+            if lost.is_set() or time.monotonic() >= again:
+                lost.clear()
+                again = time.monotonic() + _INSIST_SECONDS
+                signal.pthread_kill(main, signal.SIGINT)
         elif preemption.asked():
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 _service().key_value_set(f"{_ASKED}{jax.process_index()}", "", allow_overwrite=True)

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import signal
+import sys
 import time
 from types import SimpleNamespace
 
@@ -194,6 +195,25 @@ def test_what_ends_the_follower_ends_the_leader(tmp_path, quick):
     assert "Error: mine is not a Hugging Face model folder" in message
     assert "Error: Process 1 has ended (ValueError: mine is not a" in relayed
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_that_python_drops_is_sent_again_without_a_word(monkeypatch, capfd):
+    class Slow:
+        def __del__(self):
+            dropped.append(True)  # Python would drop an interrupt here, and print it
+            time.sleep(600)
+
+    dropped = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(rendezvous, "_agree", lambda config: None)
+    monkeypatch.setattr(rendezvous, "_failure", lambda: "Process 1 has ended" if dropped else None)
+    monkeypatch.setattr(rendezvous, "_INSIST_SECONDS", 1e9)
+    hook = sys.unraisablehook
+    with pytest.raises(rendezvous.Failed, match="Process 1 has ended"), rendezvous.coordinated({}):
+        slow = Slow()
+        del slow
+        time.sleep(600)
+    assert sys.unraisablehook is hook and not capfd.readouterr().err
 
 
 def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):

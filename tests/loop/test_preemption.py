@@ -175,8 +175,8 @@ def test_a_part_of_what_may_be_given_up_is_brought_to_its_end_first():
     assert done == ["the part", "another part"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_request_that_python_drops_is_heeded_at_the_end():
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_request_that_python_drops_is_heeded_at_the_end_without_a_word():
     class Finalised:
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)  # nobody hears what the handler raises here
