@@ -14,14 +14,11 @@ from tests.support.paths import ROOT
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling programs that run a few times, so XLA does not optimise them.
 # XLA_FLAGS="" and JAX_DISABLE_MOST_OPTIMIZATIONS=0 turn optimisation on, as `environ` does.
-OLD = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (
-    0,
-    12,
-)  # the first flag is gone since then
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_cpu_use_fusion_emitters=false " * OLD + "--xla_cpu_parallel_codegen_split_count=1",
-)
+JAXLIB = tuple(map(int, metadata.version("jaxlib").split(".")[:2]))
+FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
+if JAXLIB < (0, 12):
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # later ones do not know it
+os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # NumPy's products are small here: threads that wait for each other on busy cores take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -86,7 +86,10 @@ class Learner:
         self.routing = layers_and_experts if config.replay_routing else (0, 0)
         self.scores = config.tis_cap > 0 and config.epochs > 1
         self._own_logprobs = config.tis_cap > 0
-        self._objective = Objective(model_config, FrozenConfigDict(config), temperature, mesh)
+        # An argument of the update and no part of its program: one program serves all rates.
+        self._rate = np.float32(config.learning_rate)
+        settings = {key: value for key, value in config.items() if key != "learning_rate"}
+        self._objective = Objective(model_config, FrozenConfigDict(settings), temperature, mesh)
         shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
         self._programs = _programs(self._objective, seed, tree, tuple(shapes))
         self.keeps_reference = self._objective.keeps_reference
@@ -144,7 +147,7 @@ class Learner:
         """
         batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
         old = batch.sampler_logprobs if old_logprobs is None and not self._own_logprobs else old_logprobs
-        return self._programs.update_step(state, self._reference, batch, old)
+        return self._programs.update_step(state, self._reference, batch, old, self._rate)
 
     def aim(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
         """Keeps the batch's gradient as the goal of `influence`. Returns its norm, a scalar."""
@@ -166,7 +169,7 @@ class Learner:
         Neither the batch nor the reference need hold numbers: shapes and types do.
         """
         old = batch.sampler_logprobs if self.scores or not self._own_logprobs else None
-        return self._programs.update_step.lower(self.abstract_state, self._reference, batch, old)
+        return self._programs.update_step.lower(self.abstract_state, self._reference, batch, old, self._rate)
 
     def lower_score(self, batch: Batch) -> jax.stages.Lowered:
         """The program of `score`, as `lower` has the update's."""
@@ -241,9 +244,10 @@ def _update_step(
     reference: Any,
     batch: Batch[jax.Array],
     old_logprobs: jax.Array | None,
+    peak_rate: jax.Array,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """`Learner.update` as a pure function of its arrays."""
-    optimizer = make_optimizer(objective.config)
+    optimizer = make_optimizer(objective.config, peak_rate)
     grads, metrics = gradients(objective, state.params, reference, batch, old_logprobs)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
@@ -315,7 +319,8 @@ def _merge(objective: Objective, adapters: Any, base: Any, dtype: str) -> Any:
 class _Programs(NamedTuple):
     """The jitted functions of learners of equal settings. They hold no parameters.
 
-    update_step: state, reference, batch, old_logprobs -> state, metrics; the state is donated.
+    update_step: state, reference, batch, old_logprobs, peak learning rate -> state, metrics; the state is
+    donated.
     """
 
     init: Any
@@ -354,7 +359,7 @@ def _programs(
         init=jax.jit(init, out_shardings=shardings),
         update_step=jax.jit(
             partial(_update_step, objective),
-            in_shardings=(shardings, whole, batch, rows),
+            in_shardings=(shardings, whole, batch, rows, everywhere),
             out_shardings=(shardings, everywhere),
             # The new state is written over the old one: parameters and moments are in memory once.
             donate_argnums=0,

@@ -56,7 +56,8 @@ class _Surrogate(NamedTuple):
 class Objective:
     """The objective of one model on one mesh. Equal settings are equal objects, which share programs.
 
-    config: the `learner` section of the run's config. temperature: the sampler's; logits are divided by it.
+    config: the `learner` section of the run's config, without the learning rate. temperature: the sampler's;
+    logits are divided by it.
     """
 
     model_config: ModelConfig

@@ -9,25 +9,29 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
+Rate = float | jax.Array
 
-def learning_rate(config: ConfigDict) -> float | optax.Schedule:
+
+def learning_rate(config: ConfigDict, peak: Rate) -> Rate | optax.Schedule:
     """The learning rate by update.
 
-    It grows linearly from learning_rate / warmup_steps over `warmup_steps` updates. Then it follows
-    `schedule` to the share `final_rate` of `learning_rate` at update `decay_steps`, and stays there.
+    It grows linearly from peak / warmup_steps over `warmup_steps` updates. Then it follows `schedule` to the
+    share `final_rate` of the peak at update `decay_steps`, and stays there.
 
     The warm-up does not start at 0: that would waste the rollouts of a whole step.
+
+    peak: config.learning_rate. Where it is a traced number, one program serves all rates.
     """
     c = config
     steps = c.decay_steps - c.warmup_steps
     after = {
-        "constant": lambda: optax.constant_schedule(c.learning_rate),
-        "cosine": lambda: optax.cosine_decay_schedule(c.learning_rate, steps, alpha=c.final_rate),
-        "linear": lambda: optax.linear_schedule(c.learning_rate, c.final_rate * c.learning_rate, steps),
+        "constant": lambda: optax.constant_schedule(peak),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, steps, alpha=c.final_rate),
+        "linear": lambda: optax.linear_schedule(peak, c.final_rate * peak, steps),
     }[c.schedule]
     if not c.warmup_steps:
-        return c.learning_rate if c.schedule == "constant" else after()
-    warmup = lambda update: c.learning_rate * ((update + 1) / c.warmup_steps)
+        return peak if c.schedule == "constant" else after()
+    warmup = lambda update: peak * ((update + 1) / c.warmup_steps)
     return optax.join_schedules([warmup, after()], [c.warmup_steps])
 
 
@@ -77,11 +81,14 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), clip)
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
-    """AdamW (arXiv 1711.05101) behind global-norm clipping. config: the `learner` section."""
+def make_optimizer(config: ConfigDict, peak: Rate = 0.0) -> optax.GradientTransformationExtraArgs:
+    """AdamW (arXiv 1711.05101) behind global-norm clipping.
+
+    config: the `learner` section. peak: of the `learning_rate`. `init` does not need it.
+    """
     c = config
     adamw = optax.adamw(
-        learning_rate(c),
+        learning_rate(c, peak),
         b1=c.adam_b1,
         b2=c.adam_b2,
         weight_decay=c.weight_decay,

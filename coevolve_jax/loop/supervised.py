@@ -137,7 +137,7 @@ class Supervised:
         rng = rng_for(self._c.seed, "warm start", self.step)
         batch = [trained[i] for i in rng.choice(len(trained), min(w.batch, len(trained)), replace=False)]
         samples = [TrainingSample(t, None, np.ones(len(t.ids), np.float32)) for t in batch]
-        rate = learning_rate(self._c.learner)
+        rate = learning_rate(self._c.learner, self._c.learner.learning_rate)
         row = {"learning_rate": np.asarray(rate(self.step) if callable(rate) else rate).item()}
         try:
             self._state, learned = learn(self._c, self._learner, self._state, samples)

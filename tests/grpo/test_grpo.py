@@ -251,8 +251,11 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
 
 
 def test_learners_of_equal_settings_share_their_programs(params):
-    """Their parameters may differ, since programs hold none."""
-    one, other = make_learner(params, lora_rank=2), make_learner(moved(params), lora_rank=2)
+    """Their parameters and learning rates may differ, since programs hold none."""
+    one, other = (
+        make_learner(params, lora_rank=2),
+        make_learner(moved(params), lora_rank=2, learning_rate=0.1),
+    )
     assert one._programs is other._programs and one._reference is not other._reference
     assert make_learner(params, lora_rank=3)._programs is not one._programs
 
@@ -378,7 +381,7 @@ def test_no_array_of_all_logits_exists_forward_or_backward(params):
     largest = {}
     for chunk in (16, 64):
         learner = make_learner(params, logprob_chunk=chunk)
-        traced = learner._programs.update_step.trace(state, params, batch, batch.sampler_logprobs)
+        traced = learner._programs.update_step.trace(state, params, batch, batch.sampler_logprobs, 0.1)
         text = traced.lower().compile().as_text()
         compiled = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
         shapes = [s for s in [*intermediate_sizes(traced.jaxpr.jaxpr), *compiled] if MODEL.vocab_size in s]

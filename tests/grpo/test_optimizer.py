@@ -21,7 +21,7 @@ def params():
 
 
 def test_schedules_follow_their_formulas():
-    rate = lambda step, **changes: float(learning_rate(learner_config(learning_rate=0.1, **changes))(step))
+    rate = lambda step, **changes: float(learning_rate(learner_config(**changes), 0.1)(step))
     shape = dict(warmup_steps=10, decay_steps=110, final_rate=0.2)
     for step in (0, 5, 9, 10, 60, 110, 500):
         part = min(max(step - 10, 0) / 100, 1)
@@ -29,7 +29,7 @@ def test_schedules_follow_their_formulas():
         for schedule, after in (("cosine", cosine), ("linear", 1 - 0.8 * part), ("constant", 1)):
             want = 0.1 * ((step + 1) / 10 if step < 10 else after)
             assert rate(step, schedule=schedule, **shape) == pytest.approx(want, rel=1e-5, abs=1e-9)
-    assert learning_rate(learner_config(learning_rate=0.1)) == 0.1
+    assert learning_rate(learner_config(), 0.1) == 0.1
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_the_schedule_goes_on_where_a_checkpoint_left_it(params, stop, tmp_path)
     rng = np.random.default_rng(20)
     shape = dict(warmup_steps=3, schedule="linear", decay_steps=8, final_rate=0.1, weight_decay=0.0)
     learner = make_learner(params, kl="none", kl_coef=0.0, **shape)
-    rate, state, rates = learning_rate(learner_config(**shape)), learner.init(params), []
+    rate, state, rates = learning_rate(learner_config(**shape), 1e-2), learner.init(params), []
     for update in range(6):
         if update == stop:
             state, _ = learner.update(state, policy_batch(rng, [0, 0, 0, 0]))
@@ -84,9 +84,7 @@ def test_clipping_is_optaxs(limit):
 def test_only_matrices_decay_and_embeddings_on_request(params):
     zero = jax.tree.map(jnp.zeros_like, params)
     for embeddings in (False, True):
-        optimizer = make_optimizer(
-            learner_config(learning_rate=0.1, weight_decay=0.5, decay_embeddings=embeddings)
-        )
+        optimizer = make_optimizer(learner_config(weight_decay=0.5, decay_embeddings=embeddings), 0.1)
         updates, _ = optimizer.update(zero, optimizer.init(params), params)
         for path, update in flatten_dict(updates).items():
             decays = path[-1] == "kernel" or (embeddings and path[-1] == "embedding")
