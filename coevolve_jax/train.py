@@ -32,7 +32,7 @@ from coevolve_jax.config import idle
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.loop import leader
+from coevolve_jax.loop import inputs, leader
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
@@ -110,7 +110,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         trackers = build.trackers(c, workdir)
-        used = versions(build.family(c).versions(), getattr(engine, "versions", {}))
+        used = versions(build.family(c).versions(), getattr(engine, "versions", {}), inputs.digests(c))
         # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)

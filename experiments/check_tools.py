@@ -9,7 +9,7 @@
 It prints findings with the line of your file and the remedy, what each tool did, and how many different tasks
 come out. The page also shows ten of them, the values that were tried, and what an agent reads. The exit code
 is 1 where a finding says STOP: tools that depend on a clock or on other worlds, or that give no task. This
-takes seconds for a class, and one or two minutes for a server.
+takes seconds for a quick class, and minutes for a slow one or a server.
 """
 
 import os

@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--yes", action="store_true")
     parser.add_argument("--steps", type=int)
+    parser.error = lambda message: sys.exit(f"Error: {message}.")
     given, further = parser.parse_known_args()
     if given.help:
         print(__doc__)

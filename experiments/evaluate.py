@@ -129,6 +129,7 @@ def run() -> None:
     from coevolve_jax.analysis import stats
     from coevolve_jax.analysis.scores import scores, table
     from coevolve_jax.envs import base
+    from coevolve_jax.loop import inputs
     from coevolve_jax.loop.evaluate import evaluate, versions
     from coevolve_jax.models import hf_io
     from coevolve_jax.planning import plan
@@ -233,7 +234,7 @@ def run() -> None:
         "scores": rows,
         "official": checked,
         "environment": result.to_json(),
-        "versions": versions(family.versions(), getattr(engine, "versions", {})),
+        "versions": versions(family.versions(), getattr(engine, "versions", {}), inputs.digests(config)),
     }
     for name, value in report["protocol"].items():
         print(f"{name:>16}  {value}")

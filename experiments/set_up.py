@@ -29,7 +29,13 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--folder", type=Path, help="virtual environment to make, by default .FAMILY")
+    parser.error = lambda message: sys.exit(f"Error: {message}.")
     given = parser.parse_args()
+    if given.folder and given.family == "bfcl":
+        sys.exit(
+            f"Error: --folder={given.folder} has no effect on bfcl, whose packages go into the environment "
+            "of this interpreter: leave it out."
+        )
     try:
         if given.family == "bfcl":
             install(sys.executable, given.family)

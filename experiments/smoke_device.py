@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -21,6 +22,10 @@ from absl import app, flags, logging
 
 from coevolve_jax.config import parse_flags
 
+NO_ACCELERATOR = (
+    "JAX found no accelerator, so everything ran small on the CPU. On a machine with a GPU install "
+    "jax[cuda13], on a TPU VM jax[tpu], for this Python."
+)
 _OUTPUT = flags.DEFINE_string("output", "runs/smoke", "Folder to write; a new one, or an empty one.")
 _ONLY = flags.DEFINE_list("only", [], "Checks to make, by the beginnings of their names; none: all.")
 
@@ -41,7 +46,10 @@ def main(argv) -> None:
     from coevolve_jax.testing import device
     from coevolve_jax.train import train
 
-    size = device.SMALL if jax.default_backend() == "cpu" else device.FULL
+    none = ""
+    size = device.FULL
+    if jax.default_backend() == "cpu":
+        size, none = device.SMALL, NO_ACCELERATOR
     made = device.checks(size, folder, train)
     chosen = {n: f for n, f in made.items() if not _ONLY.value or n.startswith(tuple(_ONLY.value))}
     if not chosen:
@@ -51,8 +59,8 @@ def main(argv) -> None:
         rows.append(row_of(name, check))
         # After each check: a device that hangs in one must not hide the others.
         (folder / "smoke.json").write_text(json.dumps({"date": date, "checks": rows}, indent=1))
-        (folder / "smoke.md").write_text(page(rows, date, folder, len(chosen) - len(rows)))
-    print(folder / "smoke.md")
+        (folder / "smoke.md").write_text(page(rows, date, folder, list(chosen)[len(rows) :], none))
+    print(folder / "smoke.md", none, sep="\n" if none else "")
     sys.exit(any(row["state"] == "failed" for row in rows))
 
 
@@ -72,8 +80,11 @@ def row_of(name: str, check) -> dict:
     return {"name": name, "state": state, "why": why, "seconds": seconds, "figures": figures}
 
 
-def page(rows: list[dict], date: str, folder: Path, missing: int = 0) -> str:
-    """Markdown: a row for each check, and what to send. missing: checks not made yet."""
+def page(rows: list[dict], date: str, folder: Path, rest: Sequence[str] = (), none: str = "") -> str:
+    """Markdown: a row for each check, and what to send.
+
+    rest: names of the checks that are not made yet. none: a sentence where no accelerator was found.
+    """
     shown = lambda value: f"{value:.4g}" if isinstance(value, float) else f"{value}"
     lines = [f"# Checks of a device, {date}", "", "| check | state | figures |", "|---|---|---|"]
     for row in rows:
@@ -81,11 +92,16 @@ def page(rows: list[dict], date: str, folder: Path, missing: int = 0) -> str:
         told = (row["why"] or figures).replace("\n", " ").replace("|", "\\|")
         lines.append(f"| {row['name']} | {row['state']} | {told} |")
     failed = [row["name"] for row in rows if row["state"] == "failed"]
-    said = [f"It ended before {missing} more checks."] if missing else []
+    said = [none] if none else []
+    if rest:
+        said.append(f"It ended in the check {rest[0]!r}, {len(rest)} before the end.")
     if failed:
-        send = f"Send smoke.json, this page and the *.log files of {folder}."
-        said.append(f"Failed: {'; '.join(failed)}. {send}")
-    return "\n".join([*lines, "", " ".join(said) or "Nothing failed.", ""])
+        said.append(f"Failed: {'; '.join(failed)}.")
+    if rest or failed:
+        said.append(f"Send smoke.json, this page and the *.log files of {folder}.")
+    else:
+        said.append("Nothing failed.")
+    return "\n".join([*lines, "", " ".join(said), ""])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ Submit it again to resume. This was not tested on Slurm.
 """
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -62,8 +63,10 @@ END"""
 
 def main(argv) -> None:
     count = _MACHINES.value
+    # A shipped config by its name that holds everywhere, and not by its path on this machine.
+    own = [re.sub(rf"^(--?config=){re.escape(str(shipped.ROOT))}/", r"\1", word) for word in argv[1:]]
     try:
-        part, after = (comparison if _OF.value == "comparison" else campaigns)(argv[1:], count)
+        part, after = (comparison if _OF.value == "comparison" else campaigns)(own, count)
         if _ON.value == "tpu" and len({name_of(i) for i in range(count)}) < count:
             raise ValueError(
                 f"--names={_NAMES.value} names one VM for --machines={count}: put {{}} where the number goes."

@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("folder", help="workdir of a run, or folder of a comparison or a campaign")
     parser.add_argument("--live", action="store_true", help="serve the page and follow a run under way")
     parser.add_argument("--port", type=int, default=8765, help="for --live (default: %(default)s; 0: any)")
+    parser.error = lambda message: sys.exit(f"Error: {message}.")
     given = parser.parse_args(arguments)
     try:
         known = any(holds(given.folder) for holds in (is_campaign, is_comparison, is_run))

@@ -307,7 +307,12 @@ def before_and_after(before: Mapping, after: Mapping) -> HeldOut | None:
 def held_out_at_worst(summary: Mapping) -> HeldOut | None:
     """Computes `held_out` with each lost trial as a failure. None if no side lost more than LOST of them."""
     details = summary.get("held_out") or {}
-    sides = [details.get(when) or {} for when in ("before", "after")]
+    return at_worst(details.get("before") or {}, details.get("after") or {})
+
+
+def at_worst(before: Mapping, after: Mapping) -> HeldOut | None:
+    """Compares two evaluations with each lost trial as a failure. None if neither lost more than LOST."""
+    sides = before, after
     if all(lost <= LOST * asked for lost, asked in map(lost_trials, sides)):
         return None
     return before_and_after(*map(lost_as_failures, sides))

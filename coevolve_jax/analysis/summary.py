@@ -168,22 +168,37 @@ def held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     told = asked and stats.before_and_after(asked["before"], asked["after"])
     for name, value, note in [*_result_lines(told), *_caveat_lines(told)] if told else []:
         lines.append((f"queries, {name}", value, note))
-    for name, key in (("i.i.d.", "held_out"), ("balanced", "balanced"), ("queries", "queries")):
-        for when, row in (summary.get(key) or {}).items():
-            if (lost := stats.lost_trials(row))[0]:
-                lines.append((f"lost {when}, {name} set", f"{lost[0]:>6}", lost_text(row)))
+    sets = [
+        (f"lost {when}, {name} set", row)
+        for name, key in (("i.i.d.", "held_out"), ("balanced", "balanced"), ("queries", "queries"))
+        for when, row in (summary.get(key) or {}).items()
+    ]
+    for name, row in summary.get("help", {}).items():
+        sets.append((f"lost with help, {name.removesuffix(stats.HELP).replace('iid', 'i.i.d.')} set", row))
+    for name, row in sets:
+        if (lost := stats.lost_trials(row))[0]:
+            lines.append((name, f"{lost[0]:>6}", lost_text(row)))
     return lines
 
 
 def _help_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Success with the strategy's hints after training, and what they gain; [] without hints."""
     helped = summary.get("help", {}).get(f"iid{stats.HELP}")
-    told = stats.before_and_after(summary["held_out"]["after"], helped) if helped else None
-    if told is None:
+    if not helped:
         return []
+    sides = summary["held_out"]["after"], helped
+    if (told := stats.before_and_after(*sides)) is None:
+        return []
+    found = [("", told)]
+    if worst := stats.at_worst(*sides):
+        found.append((", lost as failures", worst))
     return [
-        ("after, with help", f"{told.after.value:>6.1%}", interval(told.after, "{:.1%}")),
-        ("gain of the help", *_gain(told.paired)),
+        line
+        for name, told in found
+        for line in (
+            (f"after, with help{name}", f"{told.after.value:>6.1%}", interval(told.after, "{:.1%}")),
+            (f"gain of the help{name}", *_gain(told.paired)),
+        )
     ]
 
 

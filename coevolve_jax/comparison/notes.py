@@ -39,6 +39,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
         *_unequal_budgets(by_seed),
         *_other_starts(rest, by_seed),
         *_other_held_out(by_seed),
+        *_other_models(rest),
         *_lost_in_training(rest),
     ]
 
@@ -143,6 +144,18 @@ def _other_held_out(by_seed: BySeed) -> list[str]:
     return said
 
 
+def _other_models(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says which models answered the explorers, where it was not one and the same."""
+    of: dict[str, list[str]] = {}
+    for r in budget:
+        if r.get("explorer_model"):
+            of.setdefault(str(r["explorer_model"]), []).append(f"{r['arm']}, seed {r['seed']}")
+    if len(of) < 2:
+        return []
+    told = "; ".join(f"{model} ({', '.join(runs)})" for model, runs in of.items())
+    return [f"SEVERAL MODELS ANSWERED THE EXPLORERS, and what is compared differs in them too: {told}."]
+
+
 def _lost_in_training(budget: Sequence[Mapping[str, Any]]) -> list[str]:
     """Says which arms lost more than LOST of their training rollouts, in the mean of their runs."""
     lost: dict[str, list[float]] = {r["arm"]: [] for r in budget}
@@ -213,7 +226,9 @@ def _verdict(d: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
         return ""
     if d["difference"] * worst["difference"] < 0:
         return ": THE SIGN CHANGES"
-    return ": the interval then holds 0" if _clear(d) and not _clear(worst) else ""
+    if _clear(d) == _clear(worst):
+        return ""
+    return ": the interval then holds 0" if _clear(d) else ": THE INTERVAL IS THEN CLEAR OF 0"
 
 
 def _clear(d: Mapping[str, Any]) -> bool:

@@ -266,6 +266,7 @@ def fixed(
     cells that were run elsewhere. Their numbers exist already, so their differences always come later.
 
     Returns entries for the plan: "planned", and "planned_later" with the date and command of each change.
+    ValueError for the reverse of a difference that is planned.
     """
     pairs = [list(pair) for pair in made["planned"]]
     if theirs is None or "planned" not in theirs:
@@ -276,6 +277,13 @@ def fixed(
     later = list(theirs.get("planned_later", ()))
     known = [list(pair) for entry in (theirs, *later) for pair in entry["planned"]]
     columns = {c.column for c in cells(theirs["arms"], [0], theirs["settings"])}
+    for b, a in pairs if asked else ():
+        if [a, b] in known:
+            raise ValueError(
+                f"--planned names {b} - {a}, and {a} - {b} is planned already: name a difference once, in "
+                "one direction, since each counts in Holm's correction."
+            )
+    known += [pair[::-1] for pair in known]
     new = [pair for pair in pairs if pair not in known and (asked or not columns.issuperset(pair))]
     if new:
         later.append({"planned": new, "date": made["date"], "command": made["command"]})

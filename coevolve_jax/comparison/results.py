@@ -108,6 +108,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
         "explorer_steps": total("environment_steps/"),
         "llm_tokens": ledger["llm_tokens"],
         "money": ledger.get("money", 0.0),
+        **({"explorer_model": summary["explorer_model"]} if "explorer_model" in summary else {}),
         "new_tasks": len(new),
         "new_tasks_with_a_weak_tool": sum(not weak.isdisjoint(_tools(t)) for t in new),
         "new_tasks_never_visited": sum(t["record"]["trained"] == 0 for t in new),
@@ -132,13 +133,14 @@ def _origin(workdir: Path) -> dict[str, str | None]:
 def _lost(workdir: Path, metrics: Sequence[Mapping]) -> dict[str, Any]:
     """Returns the share of invalid training rollouts, and the trials of the last evaluation: lost and asked.
 
-    The trials are by held-out set, None for a set that the run does not have.
+    The trials are by held-out set, None for a set that the run does not have. Sets with help are named only
+    where the run has them.
     """
     groups = [row["groups"]["rolled_out"] for row in metrics]
     lost = sum(n * (1 - row.get("valid", 1.0)) for n, row in zip(groups, metrics, strict=True))
     found: dict[str, Any] = {"rollouts_lost_share": lost / sum(groups) if sum(groups) else 0.0}
     last = {row["set"]: row for row in read_lines(workdir / "evaluations.jsonl")}
-    for name in HELD_OUT:
+    for name in (*HELD_OUT, *sorted(last.keys() - set(HELD_OUT))):
         trials = lost_trials(last[name]) if name in last else (None, None)
         found |= {f"{name}_trials_lost": trials[0], f"{name}_trials_asked": trials[1]}
     return found
@@ -262,7 +264,7 @@ def _budgets(own: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 def _is_text(key: str) -> bool:
     """Whether a column of cells.csv holds words."""
-    return key in ("arm", "commit", "date", "diverged_before") or key.endswith("_digest")
+    return key in ("arm", "commit", "date", "diverged_before", "explorer_model") or key.endswith("_digest")
 
 
 def number(key: str, value: Any) -> Any:

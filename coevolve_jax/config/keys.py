@@ -52,7 +52,8 @@ SERVER: dict[str, Any] = dict(
     reuse_server=False,
     network=False,  # whether a server may open sockets
     freeze_time="",  # the time that a server's clocks show, e.g. 2026-01-01T00:00:00; "": they run
-    server_timeout=Key(20.0, above=0),  # seconds by the clock that it may take to start, or to answer
+    # Seconds that it may take to start, or to answer. Those in which it waits for a processor do not count.
+    server_timeout=Key(20.0, above=0),
     server_memory=Key(2.0, above=0),  # GiB of data of each of its processes
     server_disk=Key(256.0, above=0),  # MiB of a world's folder
 )

@@ -395,12 +395,12 @@ def check_several_runs(config: ConfigDict) -> None:
 
 def _check_no_password(config: ConfigDict) -> None:
     """Raises ValueError, without the secret, for an address with a password, which a run would write down."""
-    for key in ("explorer.base_url", "engine.url"):
+    for key in ("explorer.base_url", "harness_model.base_url", "engine.url"):
         section, name = key.split(".")
-        if "@" in (url := config[section].get(name, "")):
-            variable = config.explorer.get("key_variable", "OPENAI_API_KEY")
-            where = f"put the key into the environment variable {variable} (config.explorer.key_variable)"
-            remedy = where if section == "explorer" else "let the server be reached without them"
+        if "@" in (url := config.get(section, {}).get(name, "")):
+            variable = config[section].get("key_variable", "OPENAI_API_KEY")
+            where = f"put the key into the environment variable {variable} (config.{section}.key_variable)"
+            remedy = "let the server be reached without them" if section == "engine" else where
             raise ValueError(
                 f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes "
                 f"its config down: leave them out, and {remedy}."

@@ -95,8 +95,23 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
                     with contextlib.suppress(Exception):
                         worlds.pop(env_id).close()
                 text = json.dumps(reply)
+            _open_again()
             answers.write(text.encode() + b"\n")
             answers.flush()
+
+
+def _open_again() -> None:
+    """Opens standard streams that a tool has closed: other worlds of this process use them too."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number, so it may be this one
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        if getattr(getattr(sys, name), "closed", True):
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 @contextlib.contextmanager
@@ -132,6 +147,9 @@ def main(name: str, memory_gib: float, warm: bool) -> None:
     except BrokenPipeError:  # the parent is gone: flushing at exit must not raise again
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), answers.fileno())
+    if os.getpgrp() == os.getpid():  # what tools have started ends too
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -128,6 +129,10 @@ class WorkerProcess:
         return self.process.pid
 
     def kill(self) -> None:
+        """Ends the process and what its tools have started in its group."""
+        if self.process.returncode is None:  # its id is not another process's yet
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self._questions.close()

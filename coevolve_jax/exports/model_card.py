@@ -62,7 +62,9 @@ def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, An
         "first tasks": f"{summary['tasks']['initial']:,}, {_origin(c)}",
         **{f"tasks, {name}": f"{count:,}" for name, count in fate(summary["tasks"])},
         "tasks at the end": f"{summary['tasks']['final']:,}",
-        "compared with, against leaks": ", ".join((summary["held_out_split"], *c.data.leak_splits)),
+        "compared with, against leaks": ", ".join(
+            dict.fromkeys((summary["held_out_split"], *c.data.leak_splits))
+        ),
     }
     before, after = (summary["held_out"][when] for when in ("before", "after"))
     return "\n".join(

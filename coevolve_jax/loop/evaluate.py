@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import platform
 import sys
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+import coevolve_jax
 from coevolve_jax.analysis import stats
 from coevolve_jax.loop.timing import serving, slow_note
 from coevolve_jax.records.rollouts import write_evaluation
@@ -200,13 +202,13 @@ def by_weakness(
 
 
 def versions(*others: Mapping[str, str]) -> dict[str, str]:
-    """Versions of the software that a score depends on.
+    """Versions of the software that a score depends on, and digests of the files that it does (inputs.py).
 
     They are this interpreter's packages and those that `others` (environment family, servers) report. If both
     name a package, this interpreter's version is returned.
     """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
-    found = {}
+    found = {"coevolve_jax": coevolve_jax.__version__, "python": platform.python_version()}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)

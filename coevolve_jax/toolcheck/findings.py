@@ -18,6 +18,9 @@ from coevolve_jax.types import Call
 FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
 MOST_TOOLS = 0.75  # share of a server's tools from which on their end is the server's
 FEW_TASKS = 1 / 3  # share of different tasks among those asked for
+# A third of all words in the docstrings of examples/shop.py, and hardly any in another language.
+ENGLISH = frozenset("the of to and for with from by that its which whose if are".split())
+LEAST_ENGLISH, FEW_WORDS = 0.03, 15
 LONG_PROMPT = 0.5  # share of a rollout's tokens that the prompt may take
 DUE = {
     "clock": "asks a clock",
@@ -55,6 +58,7 @@ def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
         *_suspects(facts, lines),
         *_left_out(lines),
         *_described(facts, lines),
+        *_language(facts, lines),
         *_prompt(config, facts, lines, remedies),
         *(_server(facts) if servers.used(config) else ()),
     ]
@@ -217,6 +221,29 @@ def _described(facts: Facts, lines: Lines) -> Iterator[Finding]:
             what = f"The docstring of {name} does not describe {', '.join(silent)}."
             remedy = 'TRL and transformers refuse that: add "Args:" with a line for each argument.'
             yield Finding(False, lines.of(name), what, remedy)
+
+
+def _language(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    texts = [text for tool in facts.tools.values() for text in _descriptions(tool.schema["function"])]
+    words = re.findall(r"[^\W\d_]+", " ".join(texts).lower())
+    share = sum(word in ENGLISH for word in words) / max(len(words), 1)
+    if len(words) >= FEW_WORDS and share < LEAST_ENGLISH:
+        what = "The docstrings are not in English, and the rules put English words around them."
+        remedy = (
+            "Queries mix both: write the docstrings in English, or let a language model word the tasks "
+            "(config.explorer.wording, or the explorer llm)."
+        )
+        yield Finding(False, lines.of(*facts.tools), what, remedy)
+
+
+def _descriptions(part: object) -> Iterator[str]:
+    """Yields all descriptions in a schema."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            if key == "description" and isinstance(value, str):
+                yield value
+            else:
+                yield from _descriptions(value)
 
 
 def _prompt(config: ConfigDict, facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:

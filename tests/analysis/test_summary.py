@@ -166,6 +166,22 @@ def test_what_the_help_gains_stands_below_the_gain_of_training():
     assert "help" not in summary.summary_table(told)
 
 
+def test_what_the_help_gains_by_losing_failures_alone_is_told():
+    """Seven of eight trials solved, as without help; the eighth is lost."""
+    row = lambda lost: {
+        "success": 7 / (8 - lost), "samples": 4, "by_task": {"a": [4, 4], "b": [3, 4 - lost]},
+        "scenarios": {"a": "s", "b": "t"},
+    }  # fmt: skip
+    both = {"before": row(0), "after": row(0)}
+    found = summary.held_out_lines({"held_out": both, "balanced": None, "help": {"iid+help": row(1)}})
+    shown = {name: (value.strip(), note) for name, value, note in found}
+    assert shown["gain of the help"][0] == "+12.5 points"
+    assert shown["gain of the help, lost as failures"][0] == "+0.0 points"
+    assert shown["after, with help, lost as failures"][0] == "87.5%"
+    told = "of 8 trials (12.5%); success 87.5% if all of them are failures"
+    assert shown["lost with help, i.i.d. set"] == ("1", told)
+
+
 def test_clock():
     shown = [summary.clock(s) for s in (5.25, 59.96, 185, 7440)]
     assert shown == ["5.2 s", "1 min 00 s", "3 min 05 s", "2 h 04 min"]

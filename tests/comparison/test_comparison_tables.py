@@ -13,7 +13,7 @@ import pytest
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import load_comparison
-from coevolve_jax.comparison import cell_files, differences, plan, results
+from coevolve_jax.comparison import cell_files, differences, notes, plan, results
 from coevolve_jax.comparison.differences import METRICS, compare, counts, difference
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
@@ -778,20 +778,55 @@ def test_an_older_table_asks_of_each_setting_for_the_most_trials_that_it_has():
     assert differences.samples(rows) == [2, 2, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("difference", "worst", "said"),
+    [
+        ((2.0, -1.0, 5.0), (-0.5, -3.0, 2.0), ": THE SIGN CHANGES"),
+        ((2.0, 1.0, 3.0), (1.0, -1.0, 3.0), ": the interval then holds 0"),
+        ((-2.5, -5.1, 0.1), (-3.3, -5.8, -0.8), ": THE INTERVAL IS THEN CLEAR OF 0"),
+        ((0.0, -1.0, 1.0), (-20.0, -30.0, -10.0), ": THE INTERVAL IS THEN CLEAR OF 0"),
+        ((2.0, 1.0, 3.0), (1.5, 0.5, 2.5), ""),
+        ((2.0, -1.0, 5.0), (1.0, -2.0, 4.0), ""),
+    ],
+)
+def test_what_lost_trials_could_change_about_a_difference_is_said(difference, worst, said):
+    d, other = (dict(zip(("difference", "low", "high"), values)) for values in (difference, worst))
+    assert notes._verdict(d, other) == said
+
+
+def test_cells_that_other_models_explored_are_told():
+    rows = [{**budget("random", seed), "explorer_model": model} for seed, model in enumerate("aab")]
+    asked = {**PLAN, "planned": [["random", "static"]], "planned_later": [], "primary": "iid"}
+    found = [line for line in notes.notes(asked, rows, []) if "SEVERAL MODELS" in line]
+    assert found == [
+        "SEVERAL MODELS ANSWERED THE EXPLORERS, and what is compared differs in them too: "
+        "a (random, seed 0, random, seed 1); b (random, seed 2)."
+    ]
+    for fine in (rows[:2], [budget("random", seed) for seed in range(3)]):
+        assert not any("SEVERAL MODELS" in line for line in notes.notes(asked, fine, []))
+
+
 def test_the_first_plan_stands_and_later_ones_are_dated():
     made_ = lambda *pairs, day=1: {"planned": list(pairs), "date": f"2026-11-{day:02}", "command": f"c{day}"}
     begun = {
         **made_(),
         **plan.fixed(None, made_(("a", "b")), True),
-        "arms": ["static", "random"],
+        "arms": ["static", "random", "a", "b"],
         "settings": [{}],
     }
     assert (begun["planned"], begun["planned_later"]) == ([["a", "b"]], [])
     assert plan.fixed(begun, made_(("a", "b"), day=2), True) == {"planned": [["a", "b"]], "planned_later": []}
-    late = plan.fixed(begun, made_(("b", "a"), day=3), True)
-    entry = {"planned": [["b", "a"]], "date": "2026-11-03", "command": "c3"}
+    late = plan.fixed(begun, made_(("a", "c"), day=3), True)
+    entry = {"planned": [["a", "c"]], "date": "2026-11-03", "command": "c3"}
     assert late == {"planned": [["a", "b"]], "planned_later": [entry]}
-    assert plan.fixed({**begun, **late}, made_(("b", "a"), ("a", "b"), day=4), True) == late
+    assert plan.fixed({**begun, **late}, made_(("a", "c"), ("a", "b"), day=4), True) == late
+    # The reverse of a difference is the same test.
+    for known in (("b", "a"), ("c", "a")):
+        with pytest.raises(ValueError, match="a - . is planned already: name a difference once"):
+            plan.fixed({**begun, **late}, made_(known, day=5), True)
+    assert plan.fixed(begun, made_(("b", "a"), ("c", "b"), day=5), False)["planned_later"][0]["planned"] == [
+        ["c", "b"]
+    ]
     # Without --planned only the usual contrasts of new arms are new.
     usual = made_(("random", "static"), day=5)
     assert plan.fixed(begun, usual, False)["planned_later"] == []

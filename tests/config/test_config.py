@@ -551,6 +551,11 @@ def test_a_password_in_the_address_of_servers_is_refused_and_not_said():
     with pytest.raises(ValueError, match="config.engine.url holds a user or password") as told:
         configs.check(override(TINY, {"engine.name": "sglang", "engine.url": "http://me:secret@host:1"}))
     assert "secret" not in str(told.value)
+    asked = ConfigDict({**TINY.to_dict(), "harness_model": configs.harness_model().to_dict()})
+    asked.harness_model.base_url = "http://me:secret@host:1/v1"
+    with pytest.raises(ValueError, match="config.harness_model.base_url holds .* put the key into") as told:
+        configs.check(asked)
+    assert "secret" not in str(told.value)
 
 
 def test_a_probe_of_one_rollout_is_for_strategies_that_do_not_ask_for_both_outcomes():

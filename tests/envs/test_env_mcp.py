@@ -13,6 +13,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -320,6 +321,53 @@ def test_looks_at_a_slow_server_take_a_small_part_of_the_wait():
     client.close()
     for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("starved", "answered"), [(0.0, False), (0.9, True)])
+def test_time_in_which_a_server_waits_for_a_processor_is_not_counted(starved, answered):
+
+    ends, begun = [os.pipe() for _ in range(3)], time.monotonic()
+    share = lambda: starved * (time.monotonic() - begun)
+    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 1.0, lambda: None, starved=share)
+    answer = threading.Timer(2.5, os.write, (ends[1][1], b'{"jsonrpc": "2.0", "id": 1, "result": {}}\n'))
+    answer.start()
+    with contextlib.nullcontext() if answered else pytest.raises(Failed, match="gave no answer within 1 s"):
+        client.begin()
+    assert not answered or time.monotonic() - begun > 2.4
+    answer.join()
+    client.close()
+    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
+        os.close(descriptor)
+
+
+def test_a_silent_server_is_waited_for_ten_times_the_limit_at_most():
+    ends, begun = [os.pipe() for _ in range(3)], time.monotonic()
+    starved = lambda: 100 * (time.monotonic() - begun)
+    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 0.3, lambda: None, starved=starved)
+    with pytest.raises(Failed, match="gave no answer within 0.3 s"):
+        client.begin()
+    client.close()
+    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel counts no waits")
+def test_a_correct_call_on_a_busy_processor_stays_correct(settings):
+    """The server needs a second of it, has two, and gets a quarter of the processor."""
+    core, burn = min(os.sched_getaffinity(0)), "while True: pass"
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})  # the server and what competes with it inherit that
+    busy = [subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) for _ in range(3)]
+    try:
+        world = worlds.World(Spec.of({**settings, "command": f"{SERVER} works", "server_timeout": 2.0}))
+        os.sched_setaffinity(0, before)
+        world.begin()
+        assert world.call("fault", {}).text == "nothing"
+        world.close()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_an_answer_that_is_nested_too_deeply_is_an_error():

@@ -7,6 +7,8 @@ import json
 import os
 import sys
 import textwrap
+import time
+from pathlib import Path
 from typing import Any, Literal, NewType, Optional, Union
 
 import numpy as np
@@ -171,6 +173,7 @@ def test_a_dataclass_is_an_object_and_arrives_as_one():
         (tuple[int, ...], "no fixed length"),
         (enum.Enum("Empty", {}), "has values that JSON cannot"),
         (Literal[b"x"], "has values that JSON cannot"),
+        (dict[Colour, int], "has keys of Colour, and JSON's are text"),
         (Address | int, "does not say whether it is Address or another type of the union"),
         (str | Colour | None, "does not say whether it is Colour"),
     ],
@@ -227,7 +230,7 @@ def test_objects_are_written_by_class_and_attributes_in_any_order():
     first.__dict__.update(a=1, b={2, 1})
     second.__dict__.update(b={1, 2}, a=1)
     assert plain(first, "x") == plain(second, "x") != plain(Shut(), "x")
-    assert plain([Colour.RED, np.random.default_rng(0)], "x") == ["RED", "Generator"]
+    assert plain([Colour.RED, np.random.default_rng(0)], "x") == ["red", "Generator"]
 
 
 @pytest.mark.parametrize("kind", ["a builtin", "a function", "a module", "an iterator", "a generator"])
@@ -493,10 +496,18 @@ def test_answers_are_text_json_or_str_and_errors_are_errors(written):
         def polite(self) -> dict:
             '''Refuses.'''
             return {"error": "not today"}
-        """
+
+        def kind(self, of: Kind) -> dict:
+            '''Returns what it was given, as an agent gives it.'''
+            self.last = of
+            return {"kind": of, "count": {of: 1}, "all": [Kind.ONE]}
+        """,
+        before=COUNTER + "\nimport enum\nKind = enum.Enum('Kind', {'ONE': 'a room', 'TWO': 2})\n",
     )
     calls = [Call(n, {}) for n in ("wait", "big", "leave", "polite", "nothing")] + [Call("add", {"x": "one"})]
-    _, (wait, big, leave, polite, nothing, add) = played(source, *calls)
+    _, (*others, kind) = played(source, *calls, Call("kind", {"of": 2}))
+    wait, big, leave, polite, nothing, add = others
+    assert json.loads(kind.text) == {"kind": 2, "count": {"2": 1}, "all": ["a room"]}
     assert json.loads(wait.text) == {"n": 0, "set": [1]} and not wait.error
     assert len(big.text) < MAX_ANSWER + 60 and "99980000 more characters" in big.text
     assert all(o.error for o in (leave, polite, nothing, add))
@@ -616,10 +627,20 @@ def test_tools_that_hang_fork_print_or_exit_cost_their_own_world_alone(written):
         def kill(self) -> int:
             '''Kills.'''
             os._exit(4)
+
+        def close(self) -> int:
+            '''Closes streams.'''
+            sys.stdout.close(); os.close(0); os.close(1)
+            return 7
         """
     )
     scenario = worlds(source)[0]
     add = Call("add", {"x": 1})
+    with ProcessPool("tools", workers=1, timeout=5.0) as pool:
+        ids = pool.reset([scenario] * 2)
+        close, say = pool.step(ids, [[Call("close", {}), Call("say", {})], [Call("say", {}), add]])
+        assert [o.text for o in close] == ["7", "0"] and [o.text for o in say] == ["0", "1"]
+        assert pool.restarts == 0
     with ProcessPool("tools", workers=2, timeout=1.0) as pool:
         ids = pool.reset([scenario] * 6)
         calls = [[add, Call(name, {}), add] for name in ("hang", "fork", "say", "kill", "look", "add")]
@@ -631,6 +652,36 @@ def test_tools_that_hang_fork_print_or_exit_cost_their_own_world_alone(written):
     for broken, why in ((hang, "timeout"), (kill, "crash")):
         assert broken[0].text == "1" and all(o.fatal and o.valid for o in broken[1:])
         assert why in broken[1].text
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_a_tool_starts_ends_with_its_worker(written, killed):
+    """Also where the worker ends because nobody asks it any more."""
+    source = written(
+        """
+        def background(self) -> int:
+            '''Starts a program.'''
+            import subprocess
+            return subprocess.Popen(["sleep", "600"]).pid
+        """
+    )
+
+    def state():
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return "Z"
+
+    with ProcessPool("tools", workers=1, timeout=5.0) as pool:
+        ((started,),) = pool.step(pool.reset([worlds(source)[0]]), [[Call("background", {})]])
+        pid = int(started.text)
+        assert state() != "Z"
+        if not killed:
+            (worker,) = pool._workers
+            worker._questions.close()
+            worker.process.wait()
+    while state() != "Z":  # nobody may be there to bury it
+        time.sleep(0.05)
 
 
 # ---- The same class in TRL -----------------------------------------------------------------------

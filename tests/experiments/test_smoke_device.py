@@ -65,8 +65,12 @@ def test_each_failure_is_a_row_and_the_page_says_what_to_send(tmp_path):
         "| three | passed | rate 1.235 |",
     ]
     assert lines[-1] == f"Failed: one. Send smoke.json, this page and the *.log files of {tmp_path}."
-    early = smoke_device.page(rows, "2026-01-01", tmp_path, missing=2).splitlines()
-    assert early[-1] == f"It ended before 2 more checks. {lines[-1]}"
+    early = smoke_device.page(rows, "2026-01-01", tmp_path, ["four", "five"]).splitlines()
+    assert early[-1] == f"It ended in the check 'four', 2 before the end. {lines[-1]}"
+    hung = smoke_device.page(rows[1:], "2026-01-01", tmp_path, ["four"]).splitlines()
+    assert hung[-1].startswith("It ended in the check 'four', 1 before the end. Send smoke.json")
+    fine = smoke_device.page(rows[1:], "2026-01-01", tmp_path, none="There is none.").splitlines()
+    assert fine[-1] == "There is none. Nothing failed."
 
 
 def test_a_program_that_fails_is_told_with_its_last_line(tmp_path):

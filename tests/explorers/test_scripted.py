@@ -509,6 +509,30 @@ def test_a_schema_allows_values_at_all_levels_and_a_goal_has_no_others(value, so
     assert allows({"enum": 3, "minimum": "x", "items": 1, "properties": []}, [{}]) is True
 
 
+def test_a_step_that_was_put_back_makes_no_task_where_its_schema_excludes_its_value():
+    """The wanted call's answer depends on another one, which shortening puts back."""
+    tool = schema("order", optional=("item",), item={"enum": ["tea", "jam"]})
+    for value, sound in (("tea", True), ("ink", False)):
+        before, wanted = step(0, "order", {"item": value}), step(1, "order", {"item": "jam"})
+        explored = exploration(file_task(), [before, wanted], tools=(tool,))
+        back = lambda goals: [dataclasses.replace(goal, steps=(before, wanted), asked=(1,)) for goal in goals]
+        limits = Limits(proposals=1, min_calls=1, max_turns=1)
+        (made,) = Abstractor(pattern, lambda call: "").abstract([explored], limits, back)
+        assert len(made) == sound
+
+
+def test_values_that_are_named_for_an_array_of_numbers_are_its_items():
+    tool = schema("clean", ("rooms",), rooms={"type": "array", "items": {"type": "integer"}})
+    param = toolbox([tool])["clean"].params[0]
+    for named in ("rooms", "clean.rooms"):
+        bank, rng = Bank((), known={named: [101, 202, 303]}), np.random.default_rng(0)
+        drawn = [draw(param, bank, rng, "clean") for _ in range(200)]
+        known = sum(n in (101, 202, 303) for each in drawn for n in each) / sum(map(len, drawn))
+        assert 0.7 < known < 0.95 and all(len(set(each)) == len(each) for each in drawn)
+    free = [draw(param, Bank(()), np.random.default_rng(0), "clean") for _ in range(20)]
+    assert all(1 <= n <= 10 for each in free for n in each)
+
+
 @pytest.mark.parametrize("kind, least, most", [("integer", 1, 10), ("number", 1, 95)])
 def test_a_number_without_a_range_is_small_and_positive(kind, least, most):
     (free,) = toolbox([schema("set", ["x"], x={"type": kind})])["set"].params

@@ -150,6 +150,9 @@ def misbehave():
         for _ in range(2000):
             os.mkdir("deeper")
             os.chdir("deeper")
+    if fault == "works":
+        while time.process_time() < 1.0:
+            pass
     if fault == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "empties":

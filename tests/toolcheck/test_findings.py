@@ -80,6 +80,18 @@ def test_two_tools_that_act_alike_are_told_and_do_not_stop():
     assert told("apart") == [] and told("apart", twins=[("ls", "dir")]) == [(False, words)]
 
 
+def test_docstrings_in_another_language_are_told():
+    def found(summary, argument):
+        parameters = {"properties": {"x": {"type": "string", "description": argument}}}
+        function = {"name": "ls", "description": summary, "parameters": parameters}
+        return told("not in English", tools={"ls": ToolFacts({"function": function}, 9, 9)})
+
+    german = "Zahlt einen Betrag auf das Konto einer Person ein."
+    assert found(german, "Name der Person, die etwas zahlt, in Worten.")
+    assert not found("Pays an amount into the account of a person.", "Name of the person who pays.")
+    assert not found(german, "Wer.")  # too few words to tell
+
+
 @pytest.mark.parametrize(
     ("calls", "seen", "missing"), [(8, "a", "b"), (8, "b", "a"), (7, "a", ""), (8, "ab", "")]
 )

@@ -18,6 +18,7 @@ MAX_PAGES = 100  # of the list of tools
 KEPT = 2000  # bytes of the server's standard error, the last ones
 WATCH = 0.25  # seconds between looks at what the server does while an answer is awaited, at least
 LOOKS = 20  # times as long as a look takes: its processor time counts as the call's
+FAR = 10  # times the timeout: longer than this no answer may take, however busy the machine is
 NOT_OFFERED = {"code": -32601, "message": "This client offers nothing to servers."}
 
 
@@ -38,10 +39,12 @@ class Pipes(NamedTuple):
 
 
 class Client:
-    """One server's connection. timeout: seconds by the clock that an answer may take.
+    """One server's connection.
 
+    timeout: seconds that an answer may take. Those in which the server waits for a processor do not count.
     watch: called while an answer is awaited; raises Failed to stop waiting. code: called where the server has
-    ended; returns its exit code, negative for a signal, or None where it is not known.
+    ended; returns its exit code, negative for a signal, or None where it is not known. starved: returns the
+    seconds that the server has waited for a processor so far.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class Client:
         timeout: float,
         watch: Callable[[], None],
         code: Callable[[], int | None] = lambda: None,
+        starved: Callable[[], float] = lambda: 0.0,
     ):
         self._pipes, self._timeout, self._watch, self._code = pipes, timeout, watch, code
+        self._starved = starved
         self._other = ""  # the number of an answer to another request than the open one
         self._sent, self._unsent = 0, bytearray()
         self._buffer, self._searched, self._received = bytearray(), 0, 0
@@ -99,10 +104,11 @@ class Client:
         self._unsent += json.dumps(message).encode() + b"\n"
 
     def _answer(self, number: int) -> dict[str, Any]:
-        self._watched, self._received, self._other = time.monotonic(), 0, ""
-        deadline = self._watched + self._timeout
+        self._asked = self._watched = time.monotonic()
+        self._starved_before: float | None = None  # as of the first look: short answers need none
+        self._late, self._received, self._other = False, 0, ""
         while True:
-            message = self._message(deadline)
+            message = self._message()
             if "method" in message:
                 if "id" in message:  # a request of the server's: sampling, roots, elicitation
                     reply = {"result": {}} if message["method"] == "ping" else {"error": NOT_OFFERED}
@@ -116,13 +122,13 @@ class Client:
             elif message.get("id") is not None:
                 self._other = f"{str(message['id'])[:40]}, not {number}"
 
-    def _message(self, deadline: float) -> dict[str, Any]:
+    def _message(self) -> dict[str, Any]:
         """Returns the next JSON object. Other lines are no messages: some servers print."""
         while True:
             end = self._buffer.find(b"\n", self._searched)
             if end < 0:
                 self._searched = len(self._buffer)
-                self._exchange(deadline)
+                self._exchange()
                 continue
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
@@ -135,21 +141,32 @@ class Client:
                 return message
             self._stray = line[:160] or self._stray
 
-    def _exchange(self, deadline: float) -> None:
+    def _left(self, now: float) -> float:
+        """Returns the seconds that the answer may still take."""
+        left = self._asked + self._timeout - now
+        if left > 0 or self._starved_before is None:
+            return left
+        return left + min(self._starved() - self._starved_before, (FAR - 1) * self._timeout)
+
+    def _exchange(self) -> None:
         """Waits until the pipes are ready, and reads and writes what they take."""
         now = time.monotonic()
-        if now >= deadline:
-            raise Failed(f"gave no answer within {self._timeout:g} s{self._told()}")
+        if (left := self._left(now)) <= 0:
+            if self._late:
+                raise Failed(f"gave no answer within {self._timeout:g} s{self._told()}")
+            self._late = True  # one look more: the answer may be there, and this process have been starved
         if now - self._watched >= self._pause:
             self._watched = now
             self._watch()
+            if self._starved_before is None:
+                self._starved_before = self._starved()
             self._pause = max(WATCH, LOOKS * (time.monotonic() - now))
         poll = select.poll()
         for descriptor in self._read_from:
             poll.register(descriptor, select.POLLIN)
         if self._unsent:
             poll.register(self._pipes.input, select.POLLOUT)
-        ready = [descriptor for descriptor, _ in poll.poll(1000 * min(deadline - now, self._pause))]
+        ready = [descriptor for descriptor, _ in poll.poll(1000 * min(max(left, 0.0), self._pause))]
         if self._pipes.errors in ready:
             if not (said := _read(self._pipes.errors)):
                 self._read_from.remove(self._pipes.errors)

@@ -30,7 +30,7 @@ class Spec:
       reuse_server: whether a server serves one world after the other; only for one that remembers nothing.
       network: whether the server may open sockets.
       freeze_time: the time that its clocks show, such as "2026-01-01T00:00:00"; "" lets them run.
-      server_timeout: seconds by the clock that it may take to start or to answer.
+      server_timeout: seconds that it may take to start or to answer. Time without a processor is not counted.
       server_memory: GiB of data of one process. server_disk: MiB of the world's folder.
     """
 

@@ -47,7 +47,10 @@ class World:
             "disk": int(spec.server_disk * 2**20),
         }
         self._pid, pipes = launcher().start(server)
-        self._client = Client(pipes, spec.server_timeout, self._watch, lambda: launcher().code(self._pid))
+        self._processes = frozenset([self._pid])
+        code = lambda: launcher().code(self._pid)
+        starved = lambda: _starved(self._processes)
+        self._client = Client(pipes, spec.server_timeout, self._watch, code, starved)
 
     def begin(self) -> None:
         """Waits until the server has started. Failed where it does not."""
@@ -144,7 +147,7 @@ class World:
 
     def _watch(self) -> None:
         self._check_size()
-        if (count := _processes(self._pid)) > MAX_PROCESSES:
+        if (count := len(_processes(self._pid))) > MAX_PROCESSES:
             raise Failed(f"runs {count} processes, and {MAX_PROCESSES} are allowed")
 
 
@@ -196,14 +199,29 @@ def _environ(spec: Spec, home: str, program: str) -> dict[str, str]:
     return found
 
 
-def _processes(group: int) -> int:
-    """Counts the processes of a group."""
-    count = 0
+def _processes(group: int) -> frozenset[int]:
+    """Returns the ids of the processes of a group."""
+    found = set()
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                count += int(file.read().rpartition(b")")[2].split()[2]) == group
-    return count
+                if int(file.read().rpartition(b")")[2].split()[2]) == group:
+                    found.add(int(name))
+    return frozenset(found)
+
+
+def _starved(processes: Collection[int]) -> float:
+    """Returns the seconds that the threads of these processes have waited for a processor, all together.
+
+    Linux counts them in /proc/PID/task/TID/schedstat. Where it does not they are 0.
+    """
+    waited = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{process}/task/{thread}/schedstat") as file:
+                    waited += int(file.read().split()[1])
+    return waited / 1e9
 
 
 _LISTED: dict[Spec, list[dict]] = {}

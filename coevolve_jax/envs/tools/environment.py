@@ -6,6 +6,7 @@ Workers import this file: it needs the standard library only.
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
 import json
 import os
@@ -139,12 +140,21 @@ def answer(value: Any) -> str:
     """
     if not isinstance(value, str):
         try:
-            value = json.dumps(value, ensure_ascii=False, default=_inside)
+            value = json.dumps(_keyed(value), ensure_ascii=False, default=_inside)
         except (TypeError, ValueError, RecursionError):
             value = str(value)
     more = len(value) - MAX_ANSWER
     text = sources.clean(value[:MAX_ANSWER])
     return f"{text}… ({more} more characters)" if more > 0 else text
+
+
+def _keyed(value: Any) -> Any:
+    """Returns an answer in which the values of an Enum's members stand for members that are keys."""
+    if isinstance(value, dict) and any(isinstance(key, enum.Enum) for key in value):
+        value = {key.value if isinstance(key, enum.Enum) else key: each for key, each in value.items()}
+    if isinstance(value, dict):
+        return {key: _keyed(each) for key, each in value.items()}
+    return [_keyed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _inside(value: Any) -> Any:

@@ -166,6 +166,8 @@ def of_hint(hint: Any) -> dict:
             raise Unfit(f"{_said(hint)} is a tuple of no fixed length above one: use list")
         return {"type": "array", "prefixItems": [of_hint(each) for each in args]}
     if origin is dict:
+        if _is_made(args[0]):
+            raise Unfit(f"its type has keys of {_said(args[0])}, and JSON's are text: use dict[str, ...]")
         return {"type": "object", "additionalProperties": of_hint(args[1])}
     if isinstance(hint, type) and origin is None:
         if issubclass(hint, enum.Enum):

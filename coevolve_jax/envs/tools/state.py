@@ -45,13 +45,15 @@ def is_generator(value: Any) -> bool:
 def plain(value: Any, where: str, depth: int = 0) -> Any:
     """Returns a value as JSON values that are equal for equal values.
 
-    Sets and mappings have no order. Floats are rounded, and a Decimal's zeros at the end do not count. An
-    object of a user's class is written by its attributes, with its class's name.
+    Sets and mappings have no order. Floats are rounded, and a Decimal's zeros at the end do not count. A
+    member of an Enum is its value, as in calls, or its name where JSON has no such value. An object of a
+    user's class is written by its attributes, with its class's name.
     where: the value's name, for NoState, which is raised for what has no such form: open files, locks,
     functions, connections, and values that contain themselves.
     """
     if isinstance(value, enum.Enum):
-        return value.name
+        inside = value.value
+        return plain(inside, where, depth) if isinstance(inside, (str, int, float)) else value.name
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, int):

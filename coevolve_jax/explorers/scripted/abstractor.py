@@ -60,10 +60,16 @@ class Abstractor:
     def _word_all(
         self, exploration: Exploration, solutions: Sequence[Goal | None], limits: Limits
     ) -> list[Proposal]:
-        """Makes a proposal from each different solution within the limits."""
+        """Makes a proposal from each different solution within the limits.
+
+        None has a step with a value that its tool's schema excludes, though the tool took it.
+        """
+        sound = soundness(exploration.tools)
         proposals: dict[str, Proposal] = {}
         for solution in solutions:
-            if solution is not None and limits.min_calls <= len(solution.steps) <= limits.max_calls:
+            if solution is None or not all(sound(t.call) for t in solution.steps):
+                continue
+            if limits.min_calls <= len(solution.steps) <= limits.max_calls:
                 key = " ".join(signature(t.call) for t in solution.steps)
                 if key not in proposals:
                     proposals[key] = self._propose(exploration, solution, limits)
@@ -152,18 +158,22 @@ def candidates(
     Each argument is at most MAX_STRING characters long, or the family's words for the call are shorter than
     it. A user would not type more.
     """
-    seen, good = set(), []
-    schemas = {t["function"]["name"]: t["function"].get("parameters") for t in tools}
+    seen, good, sound = set(), [], soundness(tools)
     for step in steps:
         values = [v if isinstance(v, str) else json.dumps(v) for v in step.call.arguments.values()]
         line = signature(step.call)
         said = len(wording(step.call))
         short = all(len(v) <= MAX_STRING or 0 < said < len(v) for v in values)
-        sound = allows(schemas.get(step.call.name), dict(step.call.arguments))
-        if short and sound and succeeded(step.observation) and line not in seen:
+        if short and sound(step.call) and succeeded(step.observation) and line not in seen:
             seen.add(line)
             good.append(step)
     return good
+
+
+def soundness(tools: Sequence[dict]) -> Callable[[Call], bool]:
+    """Returns whether a call keeps the lists and ranges of values in its tool's schema."""
+    schemas = {t["function"]["name"]: t["function"].get("parameters") for t in tools}
+    return lambda call: allows(schemas.get(call.name), dict(call.arguments))
 
 
 def describe(actions: Sequence[str], asked: Sequence[int]) -> str:

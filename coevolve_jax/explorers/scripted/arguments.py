@@ -167,9 +167,7 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
 
     The sources are tried in this order. Each is used with a probability only, so that values vary.
     """
-    whole = param.type == "array"  # its items have the same name
-    named = bank.known.get(f"{tool}.{param.name}", bank.known.get(param.name, ()))
-    known = [value for value in named if isinstance(value, list) == whole]
+    known = _known(param, bank, tool)
     if known and rng.random() < KNOWN:
         return known[rng.integers(len(known))]
     single = param.given and len(param.choices) == 1
@@ -198,12 +196,19 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator, tool: str = "") -> 
     return _number(param, rng) if param.type in ("integer", "number") else _string(param, rng)
 
 
+def _known(param: Param, bank: Bank, tool: str) -> list[Any]:
+    """Returns the values that the scenario names for a parameter: lists for an array, else no lists."""
+    named = bank.known.get(f"{tool}.{param.name}", bank.known.get(param.name, ()))
+    whole = param.type == "array"  # its items have the same name
+    return [value for value in named if isinstance(value, list) == whole]
+
+
 def _array(param: Param, bank: Bank, rng: np.random.Generator, tool: str) -> list:
     if param.places:
         return [draw(place, bank, rng, tool) for place in param.places]
     item = param.item
     assert item is not None  # `parse` gives every array one
-    if item.type in ("integer", "number"):
+    if item.type in ("integer", "number") and not _known(item, bank, tool):
         return [_number(item, rng) for _ in range(rng.integers(2, 5))]
     options = named_values(param.description)
     if options and rng.random() < 0.6:

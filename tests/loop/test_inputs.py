@@ -1,0 +1,55 @@
+"""A run names the files that its numbers depend on by digests of their content."""
+
+import pytest
+
+from coevolve_jax import config as configs
+from coevolve_jax.loop import inputs
+from tests.support.method_cases import TINY
+from tests.support.paths import ROOT
+
+
+def test_another_content_or_name_is_another_digest(tmp_path):
+    found = set()
+    for name, text in (("a", "1"), ("b", "1"), ("a", "2"), ("a", "1 ")):
+        folder = tmp_path / str(len(found)) / "deep"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text)
+        found.add(inputs.digest(folder.parent))
+    assert len(found) == 4 and all(len(digest) == 16 for digest in found)
+
+
+def test_of_a_very_large_file_its_size_and_both_ends_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "WHOLE", 9)
+    monkeypatch.setattr(inputs, "END", 2)
+    texts = [
+        "aab" + "x" * 9 + "baa",
+        "aab" + "y" * 9 + "baa",
+        "cab" + "x" * 9 + "baa",
+        "aab" + "x" * 10 + "baa",
+    ]
+    found = []
+    for text in texts:
+        (tmp_path / "file").write_text(text)
+        found.append(inputs.digest(tmp_path / "file"))
+    assert found[0] == found[1] and len(set(found)) == 3
+
+
+def test_the_tools_the_template_and_the_model_are_named_where_they_are_here(tmp_path):
+    (tmp_path / "mine.py").write_text("def look() -> int:\n    '''Looks.'''\n    return 1\n")
+    (tmp_path / "world").mkdir()
+    own = {"model": str(ROOT / "models" / "tiny_qwen3")}
+    tools = configs.override(configs.load_file("tools", f"source={tmp_path / 'mine.py'}"), own)
+    before = inputs.digests(tools)
+    assert before.keys() == {"config.model", "config.environment.source"}
+    (tmp_path / "mine.py").write_text("def look() -> int:\n    '''Looks.'''\n    return 2\n")
+    after = inputs.digests(tools)
+    assert [key for key in before if before[key] != after[key]] == ["config.environment.source"]
+    assert inputs.digests(configs.override(TINY, {"model": "nobody/here"})) == {}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_template_is_named_where_it_is(tmp_path, there):
+    server = configs.load_file("mcp_tiny")
+    server.environment.template = str(tmp_path if there else tmp_path / "nowhere")
+    (tmp_path / "stock.json").write_text("{}")
+    assert ("config.environment.template" in inputs.digests(server)) == there
