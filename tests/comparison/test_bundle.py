@@ -435,6 +435,21 @@ def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_
         both(tmp_path / "unlike", first, other)
 
 
+def test_a_bundle_that_joins_again_keeps_its_first_entry():
+    first, again, other = ({"digest": d, "taken": n} for d, n in (("a", 2), ("a", 0), ("b", 1)))
+    assert bundle.merged([first], [other, again]) == [first, other]
+
+
+def test_a_comparison_goes_on_with_the_plan_of_a_bundle_that_asks_for_no_more():
+    ours = {"arms": ["random", "static"], "seeds": [0, 1], "settings": [{}]}
+    of = lambda **more: bundle.Bundle("b", "d", {**ours, "date": "then", "joined": [1], **more}, {}, {})
+    assert bundle.plan_of([of()], ours) == {**ours, "date": "then", "joined": []}
+    less = bundle.plan_of([of(seeds=[0, 2]), of(arms=["random"])], ours)
+    assert less is not None and less["arms"] == ["random"]
+    for more in ({"arms": ["blame"]}, {"seeds": [0, 1, 2]}, {"settings": [{}, {"steps": 3}]}):
+        assert bundle.plan_of([of(**more)], ours) is None
+
+
 def test_a_run_that_diverged_is_in_the_bundle_as_one(home, tmp_path):
     opened = bundle.read(home / "runs" / "half_solved")
     folder = tmp_path / "comparison"

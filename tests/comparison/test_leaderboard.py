@@ -563,6 +563,20 @@ def test_a_method_passes_by_its_interval_and_its_p(tmp_path):
     assert row["lo"] > 0 and row["p"] == 0.0625 and row["diff_probe"] is None
 
 
+def test_five_seeds_are_enough_for_a_rank_and_equal_bests_share_the_point():
+    values = {"random": [62, 63, 60, 64, 61], "my.x": [70, 72, 69, 74, 71], "static": [5, 9, 7, 8, 6]}
+    where = {"set": "balanced", "split": "test", "step": 55, "task": "t", "scenario": "s", "weak": "a"}
+    rows = [
+        {**where, "arm": arm, "seed": seed, "calls": "a", "successes": n, "trials": 100, "samples": 100}
+        for arm, own in {**values, "my.y": values["my.x"]}.items()
+        for seed, n in enumerate(own)
+    ]
+    costs = [{"arm": r["arm"], "seed": r["seed"], "diverged": None} for r in rows]
+    board = leaderboard.board(testbed.Testbed("t", plan(joined=[], arms=[]), rows, costs))
+    found = {r["method"]: (r["rank_lo"], r["rank_hi"], r["p_best"]) for r in board.rows}
+    assert found == {"my.x": (1, 1, 0.5), "my.y": (1, 1, 0.5), "random": (3, 3, 0), "static": (4, 4, 0)}
+
+
 def test_more_rollouts_than_the_budget_and_cells_of_several_commits_are_told(tmp_path):
     bed = testbed.load("bfcl", [folder(tmp_path / "runs")])
     cost = lambda r: {"rollouts": 7800 if (r["arm"], int(r["seed"])) == ("my.good", 203) else 7100}

@@ -237,5 +237,13 @@ def test_bootstrap_means_are_those_of_the_resampled_layout():
         assert part[b] == pytest.approx(effects[:3] + level)
 
 
+def test_a_sample_without_a_value_of_a_seed_is_as_one_that_lacks_the_seed():
+    rng, drawn = np.random.default_rng(0), np.array([[1, 1, 1], [2, 1, 0], [0, 2, 1], [1, 0, 2]])
+    values = {a: {s: rng.standard_normal(4) for s in range(3) if (a, s) != ("y", 0)} for a in "xyz"}
+    lacking = {**values, "z": {s: own for s, own in values["z"].items() if s != 1}}
+    values["z"] = {**values["z"], 1: np.full(4, np.nan)}
+    assert m.bootstrap_means(values, drawn) == pytest.approx(m.bootstrap_means(lacking, drawn), nan_ok=True)
+
+
 def test_ranks_count_what_is_better():
     assert m.ranks(np.array([[0.3, 0.5, 0.5, 0.1]])).tolist() == [[3, 1, 1, 4]]

@@ -295,6 +295,16 @@ def test_bfcls_lists_are_those_of_the_benchmark():
     assert family.action_pattern(Call("ls", {})) == "ls"
 
 
+def test_a_held_out_scenario_shares_the_first_state_of_no_class_with_training():
+    """Some share that of one class, and not of all."""
+    family = envs.load("bfcl")
+    train = {start for s in family.scenarios("train", {}) for start in benchmark.starts(s)}
+    everything = map(benchmark.starts, family.scenarios("test", {}))
+    partly = [own for own in everything if own & train and own - train]
+    held_out = family.scenarios("test", {}, apart_from="train")
+    assert partly and held_out and all(train.isdisjoint(benchmark.starts(s)) for s in held_out)
+
+
 def test_bfcls_task_key_ignores_the_order_of_the_classes_and_the_wording():
     calls = (Call("ls", {"n": 5.0}),)
     one = Task("a", "bfcl", bfcl.scenario(["A", "B"], {"x": 1}), (Turn("q", calls),))

@@ -578,6 +578,12 @@ def test_a_turn_passes_by_the_folder_and_by_the_answers(settings):
     assert play(asked, [other, other], [COUNT, Call("count", {"item": "cocoa"})])[0].success
 
 
+def test_what_is_looked_up_after_a_change_has_to_be_told_too(settings):
+    asked = task(settings, (RESTOCK, COUNT))
+    assert play(asked, [RESTOCK, COUNT])[0].success
+    assert play(asked, [RESTOCK])[0].reason == "answer_missing"
+
+
 def test_errors_of_the_reference_are_no_answers_to_give(settings):
     sold_out = Call("restock", {"item": "milk", "pieces": -5})
     asked = task(settings, (sold_out, Call("count", {"item": "cocoa"})))

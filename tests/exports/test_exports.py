@@ -17,7 +17,7 @@ from coevolve_jax.grpo import lora
 from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.records import rollouts
 from coevolve_jax.train import train
-from coevolve_jax.types import Group, Task
+from coevolve_jax.types import Group, Task, TrainingSample
 from tests.support import forked
 from tests.support.paths import ROOT
 from tests.support.report_cases import fake_with_queries, fake_workdir
@@ -68,6 +68,33 @@ def test_the_rewards_and_scores_of_held_out_queries_are_null(tmp_path):
     outcomes = [(row["reward"], row["success"]) for row in rows]
     real = [(t.outcome.reward, t.outcome.success) for group in told for t in group.trajectories]
     assert outcomes == real + [(None, None)] * len(real)
+
+
+def test_a_row_of_a_task_has_its_sizes_and_its_record(workdir):
+    line = load_run(workdir).tasks[1]
+    calls = [{"name": name, "arguments": {}} for name in ("mv", "cd", "mv")]
+    line["turns"] = [{"query": "a", "calls": calls[:1]}, {"query": "b", "calls": calls[1:]}]
+    line["record"] |= {"born": 3, "trained": 4, "first_score": 0.25, "last_score": 0.75}
+    line["lineage"]["parent"] = "p"
+    row = tables.task_row(line)
+    assert (row["queries"], row["tools"], row["calls"]) == (["a", "b"], ["mv", "cd"], 3)
+    assert (row["born"], row["visits"], row["first_score"], row["last_score"]) == (3, 4, 0.25, 0.75)
+    assert row["parent"] == "p"
+
+
+def test_a_row_of_a_rollout_has_its_own_advantage(tmp_path):
+    (tmp_path / "run").mkdir()
+    groups = some_groups(np.random.default_rng(3))
+    every = [t for group in groups for t in group.trajectories]
+    own = lambda t, n: TrainingSample(t, np.full(len(t.ids), n, np.float32))
+    samples = [own(t, n) for n, t in enumerate(every) if n % 3]
+    rollouts.write_rollouts(tmp_path / "run", 4, groups, samples)
+    rows = list(tables.rollout_rows(str(tmp_path / "run"), 4))
+    assert [(row["step"], row["task_id"], row["rollout_index"]) for row in rows] == [
+        (4, t.task_id, t.rollout_index) for t in every
+    ]
+    learned = [n % 3 and t.mask.any() for n, t in enumerate(every)]
+    assert [row["advantage"] for row in rows] == [n if told else None for n, told in enumerate(learned)]
 
 
 def test_a_run_without_tasks_is_told(tmp_path):

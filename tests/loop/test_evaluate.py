@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
+from coevolve_jax import build
+from coevolve_jax import config as configs
 from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, tally
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.types import Call, Group, Hint, Task, Turn
+from tests.support.paths import ROOT
 from tests.support.step_cases import a_rollout, a_task
 
 SEEDS = st.integers(0, 10**6)
@@ -231,3 +234,18 @@ def test_sets_with_help_are_the_same_tasks_and_seeds_and_a_hint_knows_no_referen
         assert row.pop("hinted") == (2 if "t0" in row["by_task"] else 0)
         # The made-up agent heeds no hint, so nothing else differs.
         assert row == {k: v for k, v in without.items() if "greedy" not in k} | {"set": row["set"]}
+
+
+# Limits
+
+
+def test_an_evaluation_has_the_limits_of_rollouts_where_it_has_none_of_its_own():
+    """0 messages are no bound; the key's default is another number."""
+    asked = {"rollout.max_steps": 7, "rollout.max_messages": 9, "rollout.malformed": "end_turn"}
+    config = configs.override(configs.load_file(ROOT / "configs" / "bfcl_tiny.py"), asked)
+    assert build.evaluation_limits(config) == build.rollout_limits(config)
+    own = {"max_length": 900, "max_steps": 3, "max_observation": 50, "max_messages": 0, "malformed": "answer"}
+    config = configs.override(config, {f"evaluation.{key}": value for key, value in own.items()})
+    limits = build.rollout_limits(config)
+    assert (limits.max_steps, limits.max_messages, limits.malformed) == (7, 9, "end_turn")
+    assert build.evaluation_limits(config) == dataclasses.replace(limits, **own)

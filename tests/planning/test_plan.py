@@ -210,6 +210,15 @@ def test_what_a_strategy_needs_of_the_learner_is_counted(configs, offload):
         assert "| influence |" in plan.table(config("infuser"), ["h100-8"], [1024], 1)
 
 
+def test_the_largest_of_what_an_update_holds_by_turns_counts():
+    sizes = dict(parameters=100, reference=10, optimizer=0, gradients=1)
+    for backward in (dict(layer=3, logprobs=1), dict(layer=1, logprobs=3)):
+        p = plan.Plan(**sizes, activations=2, **backward)
+        assert p.update == 111 + 2 + 3
+        assert dataclasses.replace(p, influence=20).update == 111 + 20 + 20  # a score beside the goal's
+        assert dataclasses.replace(p, in_flight=7).update == 111 + 7
+
+
 def test_weights_are_counted_where_the_engine_has_its_own(configs):
     model, mesh = plan.load_model("Qwen3-4B-Instruct-2507"), fsdp(8)
     engine = lambda **changes: (

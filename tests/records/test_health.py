@@ -93,6 +93,18 @@ def test_behaviour_is_split_by_outcome():
     assert good["tool_entropy"] == 2 and bad["stops"] == {"done": 2}
 
 
+def test_a_call_with_other_arguments_is_no_repetition():
+    same = rollout(0, 1.0, "abab")
+    other = dataclasses.replace(
+        same, steps=tuple(dataclasses.replace(s, text=f"{s.text}{n}") for n, s in enumerate(same.steps))
+    )
+    assert [health.behaviour([t])["repeated"] for t in (same, other)] == [1 / 3, 0]
+
+
+def test_the_invalid_rollouts_are_a_share_of_all():
+    assert [diagnose(groups)["invalid"] for groups in (BAD["invalid"], sound())] == [1 / 4, 0]
+
+
 def test_a_step_without_a_valid_rollout_has_values_and_no_alarm_but_its_own():
     values = diagnose([group("g", *(rollout(m, 0.0, valid=False) for m in range(2)))])
     assert values["logprob"] is None and health.alerts(values, THRESHOLDS) == ["active_groups", "invalid"]

@@ -9,9 +9,10 @@ import pytest
 from coevolve_jax import build
 from coevolve_jax.strategies import frontier, panel
 from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.skills import allocate, beta, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab
-from coevolve_jax.types import Call, Group, Lineage, Task, Turn
+from coevolve_jax.types import Call, Group, Lineage, Outcome, Task, Turn
 from tests.strategies.test_comparable import rollout, settings_of
 
 
@@ -174,6 +175,28 @@ def test_first_sight_counts_and_the_state_is_json():
         build.strategy(config_of("frontier", probe=-1))
 
 
+def test_a_visit_whose_rollouts_are_all_lost_is_no_first_sight():
+    strategy, group = build.strategy(config_of("frontier")), a_group(a_task("t", "tool_1"), 4)
+    lost = Outcome(0.0, False, valid=False)
+    gone = Group(group.task, tuple(dataclasses.replace(t, outcome=lost) for t in group.trajectories))
+    assert strategy.observe(0, [gone]).counts["frontier"] == 0
+    assert strategy.observe(1, [group]).counts["frontier"] == 6
+    assert strategy.observe(2, [group]).counts["frontier"] == 0
+
+
+def test_a_draft_counts_as_the_part_of_a_task_that_is_taken_of_it():
+    """Of 40 drafts D_t takes 16, so a place adds 0.4 tasks to those that a skill has."""
+    config, tasks = config_of("frontier", memory=1.0, thompson=False), live("tool_5", 1)
+    strategy, lab = build.strategy(config), Lab(config, tasks)
+    strategy.observe(0, evidence(RATES))
+    posterior = beta(strategy.to_json()["skills"], 4.0)
+    worth = variance_of({a: own[0] / sum(own) for a, own in posterior.items()}, {}, 0.02)
+    places = lambda size: Counter(allocate(lambda: worth, unsettled(tasks, ""), 40, 3.0, size))
+    expected = places(16 / 40)
+    strategy.evolve(4, lab)
+    assert lab.places == expected != places(1.0)
+
+
 # The panel
 
 
@@ -238,6 +261,17 @@ def test_learning_progress_is_counted_by_visit_and_raises_the_worth():
     assert set(panel.progress([before, after], {}, 0.0, 8.0, 0.0).values()) == {1.0}
     assert panel.progress([after], {}, 0.0, 8.0, 1.0) == {}
     assert panel.pooled([before, {"a": (1.0, 1.0), "z": (2.0, 0.0)}])["a"] == (21.0, 11.0)
+
+
+def test_visits_are_counted_from_one_round_of_the_panel_to_the_next():
+    config, tasks = config_of("panel"), TaskPool()
+    tasks.add([a_task(f"initial-0-{i}", f"tool_{i}") for i in range(8)])
+    strategy = build.strategy(config)
+    lab = OneCall(config, tasks, rates={f"tool_{i}": 0.4 for i in range(8)}, scenarios=SCENARIOS)
+    for step in (4, 9, 14):
+        strategy.observe(step, [a_group(a_task(f"{step}", "tool_2"), 5)])
+        assert strategy.to_json()["visits"] == {"tool_2": 1}
+        strategy.evolve(step, lab)
 
 
 def test_progress_on_unseen_tasks_draws_places():

@@ -76,6 +76,14 @@ def test_a_task_stays_in_use_where_exploration_cannot_follow_its_plan():
         assert ("t0" in drawn) != fits
 
 
+def test_a_task_is_replaced_once():
+    config, tasks = config_of("middo", lonely=0.0), a_pool(*(a_task(f"t{i}", *NAMES) for i in range(10)))
+    strategy, lab = build.strategy(config), Careful(config, tasks)
+    for visit in (0, 1):
+        strategy.observe(visit, [a_group(t, t.id != "t0", t.id != "t0") for t in lab.tasks])
+    assert [strategy.evolve(step, lab).added for step in (4, 9)] == [1, 0] and len(lab.contexts) == 1
+
+
 def test_a_better_task_has_the_same_actions_and_a_sibling_may_have_any():
     parent = a_task("t0", "a", "b", "b")
     for what, names, fits in (
@@ -132,7 +140,8 @@ def test_a_task_at_the_least_number_of_calls_stays():
 def test_the_task_least_like_its_neighbours_gets_a_sibling():
     common = [a_task(f"t{i}", "a", "b", "c") for i in range(9)]
     alone = a_task("alone", "x", "y")
-    assert middo.loneliest([*common, alone], 5)[0] == alone
+    for neighbours in (1, 5):  # a task is no neighbour of its own
+        assert middo.loneliest([*common, alone], neighbours)[0] == alone
     config = config_of("middo", lonely=0.1)
     lab = Lab(config, a_pool(*common, alone))
     build.strategy(config).evolve(4, lab)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax import build
+from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.strategies.groups import spans
 from coevolve_jax.strategies.step_credit import anchors, message_advantages
 from coevolve_jax.testing.strategy import made_up_rollout
@@ -114,6 +115,13 @@ def test_the_anchor_after_a_turn_is_the_next_query():
     t = a_rollout(0, 1.0, [("a", "x")], [("b", "y")])
     assert anchors(TASK, t, "observation") == [(("first",),), (("x",),), (("second",),), (("y",),)]
     assert [place[1] for place in anchors(TASK, t, "state")] == [0, 0, 1, 1]
+
+
+def test_a_state_holds_the_calls_of_its_own_turn_alone():
+    t = a_rollout(0, 1.0, [("a", "x"), ("b", "y")], [("c", "z")])
+    a, b, c = (signature(Call(name, {})) for name in "abc")
+    calls = [list(place[2:]) for place in anchors(TASK, t, "state")]
+    assert calls == [[], [a], [a, b], [], [c]]
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.5, 0.95, 1.0]), st.sampled_from(["observation", "state"]))

@@ -117,6 +117,12 @@ def test_the_synthesiser_learns_which_operator_divides_the_rollouts():
     assert all(t.calls[0].name in ("tool_0", "tool_1") for t in new)
 
 
+def test_a_variant_is_made_of_a_query_and_of_no_other_variant():
+    strategy, variant = strategy_of(), made_up_task("signal-3-0", np.random.default_rng(0), "signal")
+    strategy.observe(0, [group(query(1), 5), group(variant, 5)])
+    assert list(strategy.to_json()["done"]) == ["query-0-1"]
+
+
 def test_the_queries_alone_make_no_tasks():
     config = settings_of("ttcs", **QUERIES, **{"evolution.every": 1, "steps": 99, "strategy.variants": False})
     strategy = build.strategy(config)

@@ -65,6 +65,16 @@ def test_the_critic_is_fitted_to_first_visits_and_only_failures_have_children():
     assert {c.id.split("/")[2] for c in lab.contexts} == {"t"}
 
 
+def test_the_last_visit_tells_which_tasks_have_children():
+    tasks = a_pool(a_task("learned", "tool_0", "tool_1"), a_task("forgotten", "tool_2", "tool_3"))
+    tasks.record({"learned": 0.2, "forgotten": 0.9})
+    tasks.record({"learned": 0.9, "forgotten": 0.2})
+    config = config_of("webrl")
+    lab = Lab(config, tasks)
+    build.strategy(config).evolve(4, lab)
+    assert {c.id.split("/")[2] for c in lab.contexts} == {"forgotten"}
+
+
 def test_steps_beside_an_evolution_do_not_change_what_it_adopts():
     config = config_of("webrl", drafts=1.0, **{"evolution.tasks": 24})
 

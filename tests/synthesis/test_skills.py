@@ -31,6 +31,12 @@ def test_the_share_of_the_next_task_is_the_difference_of_the_worths():
     assert allocate(dict, {}, 5, 3.0) == []
 
 
+def test_a_place_that_is_likely_to_give_half_a_task_lowers_the_next_ones_worth_by_half():
+    worth = lambda: {"a": 0.2, "b": 0.14}
+    assert allocate(worth, {}, 4, 3.0) == ["a", "b", "a", "b"]
+    assert allocate(worth, {}, 4, 3.0, size=0.5) == ["a", "a", "b", "a"]
+
+
 def test_skills_are_counted_once_a_task_and_settled_tasks_are_not():
     tasks = TaskPool()
     tasks.add([a_task(f"live {i}", "tool_1") for i in range(4)])

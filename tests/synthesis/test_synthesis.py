@@ -1,9 +1,11 @@
 """Exploration, shortening, validation and growth of D_t: the scripted explorer with BFCL's real tools."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -258,16 +260,24 @@ def test_verdicts(roles, pool):
     assert verdicts[1].task.lineage.triplets == (0, 1)
 
 
-def test_infrastructure_failures_are_no_verdict_on_the_proposal(roles, pool):
+@pytest.mark.parametrize("lost", [1, 2])
+def test_infrastructure_failures_are_no_verdict_on_the_proposal(roles, pool, lost):
+    """lost: which of two executions fails."""
+
     class Down:
+        steps = 0
+
         def __getattr__(self, name):
             return getattr(pool, name)
 
         def step(self, env_ids, calls):
+            self.steps += 1
+            if self.steps != lost:
+                return pool.step(env_ids, calls)
             return [[Observation("timeout", valid=False) for _ in c] for c in calls]
 
     p = proposal(pool, [[Call("ls", {}), Call("pwd", {})]])
-    (verdict,) = verdicts_on(roles, Down(), [p])
+    (verdict,) = verdicts_on(roles, Down(), [p], executions=2)
     assert (verdict.verdict, verdict.reason, verdict.task) == ("discard", "environment", None)
 
 
@@ -301,6 +311,21 @@ def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused
             Careless(), bfcl.tools, quick, [task], attempts=1, steps=3, rng=np.random.default_rng(0)
         )
         assert attempt.steps == 2 and attempt.outcome.valid and not attempt.outcome.success
+
+
+def test_who_solves_a_task_reads_the_messages_so_far_and_no_reference_call(pool):
+    class Reader:
+        read = []
+
+        def act(self, episodes):
+            self.read += [([t.query for t in e.context.task.turns], e.context.task.calls) for e in episodes]
+            return [Call("pwd", {}) for _ in episodes]
+
+    turns = (Turn("one", (Call("ls", {}),)), Turn("two", (Call("ls", {}),)))
+    task, how = dataclasses.replace(file_task(), turns=turns), dict(rng=np.random.default_rng(0))
+    (attempt,) = solve(Reader(), bfcl.tools, pool, [task], attempts=2, steps=1, **how)
+    assert Reader.read == [(["one"], ()), (["one", "two"], ())] * 2
+    assert attempt.steps == 4 and not attempt.outcome.success
 
 
 def test_a_call_left_out_fails_the_task(roles, pool, proposals):
@@ -404,29 +429,37 @@ def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, poo
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def flickering(other, *texts, executions):
+    """The verdict on calls where lamp b starts otherwise in each world for which other(its number)."""
+
+    class Flickering(Worlds):
+        def reset(self, tasks):
+            env_ids = super().reset(tasks)
+            for s in env_ids:
+                self.worlds[s].lit["b"] += other(s)
+            return env_ids
+
+    context, calls = unguided(lamps.scenarios("train")[0], "c"), tuple(map(lamps.call, texts))
+    with Worlds() as calm, Flickering() as worlds:
+        (((seen,), _),) = execute(calm, [dataclasses.replace(context.task, turns=(Turn("q", calls),))])
+        one = Proposal(context, "", (Turn("q", calls),), tuple(range(len(calls))), seen, ())
+        roles = scripted.make(None, envs.load("tests.support.families.lamps"))
+        settings = Settings(executions=executions)
+        (verdict,) = validate(roles, lamps.tools, worlds, [one], settings, Birth("initial"))
+    return verdict.verdict, verdict.reason
+
+
+def test_right_answers_keep_no_turn_whose_state_differs():
+    assert flickering(lambda world: True, "set a 2", "look a", executions=1) == ("discard", "state_differs")
+
+
 def test_a_proposal_whose_executions_differ_is_refused():
     """The lamp b flickers: every third world starts with another level of it.
 
     `look` and the state comparison see the level.
     """
 
-    class Flickering(Worlds):
-        def reset(self, tasks):
-            env_ids = super().reset(tasks)
-            for s in env_ids:
-                self.worlds[s].lit["b"] += s % 3 == 2
-            return env_ids
-
-    def flickers(*texts, executions):
-        context, calls = unguided(lamps.scenarios("train")[0], "c"), tuple(map(lamps.call, texts))
-        with Worlds() as calm, Flickering() as worlds:
-            (((seen,), _),) = execute(calm, [dataclasses.replace(context.task, turns=(Turn("q", calls),))])
-            one = Proposal(context, "", (Turn("q", calls),), tuple(range(len(calls))), seen, ())
-            roles = scripted.make(None, envs.load("tests.support.families.lamps"))
-            settings = Settings(executions=executions)
-            (verdict,) = validate(roles, lamps.tools, worlds, [one], settings, Birth("initial"))
-        return verdict.verdict, verdict.reason
-
+    flickers = functools.partial(flickering, lambda world: world % 3 == 2)
     of_a, of_b, unseen = ("set a 2", "look a"), ("set a 2", "look b"), ("set b 0", "set a 2")
     for texts in (of_a, of_b, unseen):
         assert flickers(*texts, executions=2) == ("accept", "reproduced")  # the first two worlds are alike
@@ -555,6 +588,14 @@ def test_how_often_a_task_was_solved_before_it_was_taken_is_told(synthesizer, co
     )
     assert not any("solved" in p for row in made.explored for p in row["proposals"])
     assert not any("solved" in t.to_json()["lineage"] for t in untried)
+
+
+def test_a_draft_that_d_t_refuses_is_refused_once():
+    drafts = SynthesisStats(proposed=6, accepted=5, added=5, refused=Counter(too_long=1))
+    adopted = SynthesisStats(proposed=3, accepted=3, added=2, refused=Counter(duplicate=1))
+    told = drafts.adopting(adopted, TaskPool())
+    assert told.added == 2 and told.refused == {"too_long": 1, "duplicate": 1, "not_adopted": 2}
+    assert told.proposed == told.added + sum(told.refused.values())
 
 
 def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
