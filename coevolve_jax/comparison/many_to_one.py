@@ -287,7 +287,7 @@ def bootstrap_means(by_scenarios: Mapping[str, Mapping[int, np.ndarray]], drawn:
         for j, s in enumerate(seeds):
             if s in by_scenarios[a]:
                 values[:, i, j] = by_scenarios[a][s]
-    if there.all():
+    if there.all() and np.isfinite(values).all():
         return np.einsum("bas,bs->ba", values, drawn) / drawn.sum(axis=1, keepdims=True)
     found = np.full((len(drawn), len(arms)), np.nan)
     for b, counts in enumerate(drawn):

@@ -207,6 +207,14 @@ def test_pairs_are_told_apart_by_the_studentised_range():
     assert got == {"m3": "a", "m2": "a", "m1": "b", "m0": "b"}
 
 
+def test_a_value_that_a_sample_lacks_is_left_out_in_whole_layouts_too():
+    """The first seed has no value of x in this sample, and is drawn never, once, or twice."""
+    by = {"x": {0: np.full(3, np.nan), 1: np.full(3, 0.5)}, "y": {0: np.full(3, 0.1), 1: np.full(3, 0.2)}}
+    found = m.bootstrap_means(by, np.array([[0, 2], [1, 1], [2, 0]]))
+    assert found[0] == pytest.approx([0.5, 0.2]) and found[1] == pytest.approx([0.45, 0.15])
+    assert np.isnan(found[2, 0]) and found[2, 1] == pytest.approx(0.1)
+
+
 def test_bootstrap_means_are_those_of_the_resampled_layout():
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(5, np.full(5, 0.2), size=40)
