@@ -26,7 +26,7 @@ def main() -> None:
     """Starts the program that the first argument names, with the others as its arguments."""
     command, *arguments = sys.argv[1:] or ["--help"]
     if command == "help" and arguments:
-        command, *arguments = arguments[0], "--help"
+        command, arguments = arguments[0], ["--help"]
     if command in HELP | {"help"}:
         print(overview())
     elif command == "--version":

@@ -811,7 +811,7 @@ def test_the_first_plan_stands_and_later_ones_are_dated():
     begun = {
         **made_(),
         **plan.fixed(None, made_(("a", "b")), True),
-        "arms": ["static", "random", "a", "b"],
+        "arms": ["static", "random"],
         "settings": [{}],
     }
     assert (begun["planned"], begun["planned_later"]) == ([["a", "b"]], [])

@@ -317,7 +317,7 @@ def test_looks_at_a_slow_server_take_a_small_part_of_the_wait():
     client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 1.5, look)
     with pytest.raises(Failed, match="gave no answer within 1.5 s"):
         client.begin()
-    assert len(looks) <= 2
+    assert len(looks) <= 3  # one of them at the end
     client.close()
     for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
         os.close(descriptor)

@@ -153,6 +153,7 @@ class Client:
         now = time.monotonic()
         if (left := self._left(now)) <= 0:
             if self._late:
+                self._watch()  # it may know why
                 raise Failed(f"gave no answer within {self._timeout:g} s{self._told()}")
             self._late = True  # one look more: the answer may be there, and this process have been starved
         if now - self._watched >= self._pause:
