@@ -309,7 +309,7 @@ def _fresh(objective: Objective, seed: int, params: Any) -> TrainState:
         params = lora.init(jax.random.key(seed), params, c.lora_rank, c.lora_targets, c.param_dtype)
     else:  # copied, since the state is donated and the reference kept
         params = jax.tree.map(lambda p: jnp.array(p, c.param_dtype, copy=True), params)
-    return TrainState(params, make_optimizer(c).init(params), jnp.zeros((), jnp.int32))
+    return TrainState(params, make_optimizer(c, peak=0.0).init(params), jnp.zeros((), jnp.int32))
 
 
 def _merge(objective: Objective, adapters: Any, base: Any, dtype: str) -> Any:

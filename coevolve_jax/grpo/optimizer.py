@@ -81,10 +81,10 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), clip)
 
 
-def make_optimizer(config: ConfigDict, peak: Rate = 0.0) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config: ConfigDict, peak: Rate) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) behind global-norm clipping.
 
-    config: the `learner` section. peak: of the `learning_rate`. `init` does not need it.
+    config: the `learner` section. peak: of the `learning_rate`; the first state does not depend on it.
     """
     c = config
     adamw = optax.adamw(

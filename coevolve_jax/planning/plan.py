@@ -149,7 +149,7 @@ def plan(
             f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
         )
     params = hf_io.abstract_params(model, jnp.dtype(learner.param_dtype))
-    opt_state = jax.eval_shape(make_optimizer(learner).init, params)
+    opt_state = jax.eval_shape(make_optimizer(learner, learner.learning_rate).init, params)
     on_host = learner.optimizer_offload
     gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
     if learner.param_dtype != "float32":  # a micro-batch's own is added as a whole
