@@ -185,7 +185,7 @@ def test_a_visit_whose_rollouts_are_all_lost_is_no_first_sight():
 
 
 def test_a_draft_counts_as_the_part_of_a_task_that_is_taken_of_it():
-    """Of 40 drafts D_t takes 16, so a place adds 0.4 tasks to those that a skill has."""
+    """D_t takes 16 of 40 drafts, so a place adds 0.4 tasks to those that a skill has."""
     config, tasks = config_of("frontier", memory=1.0, thompson=False), live("tool_5", 1)
     strategy, lab = build.strategy(config), Lab(config, tasks)
     strategy.observe(0, evidence(RATES))
