@@ -209,10 +209,14 @@ def test_an_interrupt_that_python_drops_is_sent_again_without_a_word(monkeypatch
     monkeypatch.setattr(rendezvous, "_failure", lambda: "Process 1 has ended" if dropped else None)
     monkeypatch.setattr(rendezvous, "_INSIST_SECONDS", 1e9)
     hook = sys.unraisablehook
-    with pytest.raises(rendezvous.Failed, match="Process 1 has ended"), rendezvous.coordinated({}):
-        slow = Slow()
-        del slow
-        time.sleep(600)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
+    try:
+        with pytest.raises(rendezvous.Failed, match="Process 1 has ended"), rendezvous.coordinated({}):
+            slow = Slow()
+            del slow
+            time.sleep(600)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert sys.unraisablehook is hook and not capfd.readouterr().err
 
 
