@@ -422,6 +422,8 @@ def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):
     want, got = comparable(tmp_path / "run"), comparable(run)
     told = got["summary"].pop("warm_start")
     assert told == json.loads((run / "warm_start" / "summary.json").read_text())
+    models = {found["summary"]["versions"].pop("config.model") for found in (want, got)}
+    assert len(models) == 2  # each names the folder that it began with
     for name in want:
         if name == "summary":
             own = ("config_digest", "notes")
