@@ -286,8 +286,18 @@ def test_a_tool_takes_other_arguments_where_its_schema_says_so(more, taken):
             bind(call, allowed)
 
 
+@contextlib.contextmanager
+def connected(timeout, watch=lambda: None, **how):
+    """A client, and what a server would write its answers into."""
+    (theirs0, input), (output, theirs1), (errors, theirs2) = (os.pipe() for _ in range(3))
+    client = Client(Pipes(input, output, errors), timeout, watch, **how)
+    yield client, theirs1
+    client.close()
+    for descriptor in (theirs0, theirs1, theirs2):
+        os.close(descriptor)
+
+
 def test_numbers_as_text_errors_without_one_and_an_empty_cursor_are_understood():
-    ends = [os.pipe() for _ in range(3)]
     said = [
         {"id": "1", "result": {}},
         {"id": 2, "result": {"tools": [{"name": "a"}], "nextCursor": ""}},
@@ -295,60 +305,46 @@ def test_numbers_as_text_errors_without_one_and_an_empty_cursor_are_understood()
         {"id": "9", "result": {}},
         {"id": 4, "result": {"b": 1}},
     ]
-    os.write(ends[1][1], "".join(json.dumps({"jsonrpc": "2.0", **m}) + "\n" for m in said).encode())
-    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 5.0, lambda: None)
-    client.begin()
-    assert client.tools() == [{"name": "a"}]
-    with pytest.raises(CallRefused, match="no JSON"):
-        client.request("tools/call", {})
-    assert client.request("tools/call", {}) == {"b": 1}
-    client.close()
-    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
-        os.close(descriptor)
+    with connected(5.0) as (client, answers):
+        os.write(answers, "".join(json.dumps({"jsonrpc": "2.0", **m}) + "\n" for m in said).encode())
+        client.begin()
+        assert client.tools() == [{"name": "a"}]
+        with pytest.raises(CallRefused, match="no JSON"):
+            client.request("tools/call", {})
+        assert client.request("tools/call", {}) == {"b": 1}
 
 
 def test_looks_at_a_slow_server_take_a_small_part_of_the_wait():
     """Their processor time counts as the call's: a look at many files would use up what a call may take."""
-    ends, looks = [os.pipe() for _ in range(3)], []
-
-    def look():
-        looks.append(time.sleep(0.05))
-
-    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 1.5, look)
-    with pytest.raises(Failed, match="gave no answer within 1.5 s"):
-        client.begin()
+    looks: list[None] = []
+    with connected(1.5, lambda: looks.append(time.sleep(0.05))) as (client, _):
+        with pytest.raises(Failed, match="gave no answer within 1.5 s"):
+            client.begin()
     assert len(looks) <= 3  # one of them at the end
-    client.close()
-    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
-        os.close(descriptor)
 
 
-@pytest.mark.parametrize(("starved", "answered"), [(0.0, False), (0.9, True)])
-def test_time_in_which_a_server_waits_for_a_processor_is_not_counted(starved, answered):
-
-    ends, begun = [os.pipe() for _ in range(3)], time.monotonic()
-    share = lambda: starved * (time.monotonic() - begun)
-    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 1.0, lambda: None, starved=share)
-    answer = threading.Timer(2.5, os.write, (ends[1][1], b'{"jsonrpc": "2.0", "id": 1, "result": {}}\n'))
-    answer.start()
-    with contextlib.nullcontext() if answered else pytest.raises(Failed, match="gave no answer within 1 s"):
-        client.begin()
-    assert not answered or time.monotonic() - begun > 2.4
-    answer.join()
-    client.close()
-    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
-        os.close(descriptor)
+@pytest.mark.parametrize(("share", "answered"), [(0.0, False), (0.9, True)])
+def test_time_in_which_a_server_waits_for_a_processor_is_not_counted(share, answered):
+    begun = time.monotonic()
+    starved = lambda: share * (time.monotonic() - begun)
+    with connected(1.0, starved=starved) as (client, answers):
+        told = b'{"jsonrpc": "2.0", "id": 1, "result": {}}\n'
+        answer = threading.Timer(2.5, os.write, (answers, told))
+        answer.start()
+        refused = pytest.raises(Failed, match="gave no answer within 1 s")
+        with contextlib.nullcontext() if answered else refused:
+            client.begin()
+        answer.join()
 
 
 def test_a_silent_server_is_waited_for_ten_times_the_limit_at_most():
-    ends, begun = [os.pipe() for _ in range(3)], time.monotonic()
+    begun = time.monotonic()
     starved = lambda: 100 * (time.monotonic() - begun)
-    client = Client(Pipes(ends[0][1], ends[1][0], ends[2][0]), 0.3, lambda: None, starved=starved)
-    with pytest.raises(Failed, match="gave no answer within 0.3 s"):
+    with (
+        connected(0.3, starved=starved) as (client, _),
+        pytest.raises(Failed, match="no answer within 0.3 s"),
+    ):
         client.begin()
-    client.close()
-    for descriptor in (ends[0][0], ends[1][1], ends[2][1]):
-        os.close(descriptor)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel counts no waits")
