@@ -305,8 +305,8 @@ def test_numbers_as_text_errors_without_one_and_an_empty_cursor_are_understood()
         {"id": "9", "result": {}},
         {"id": 4, "result": {"b": 1}},
     ]
-    with connected(5.0) as (client, answers):
-        os.write(answers, "".join(json.dumps({"jsonrpc": "2.0", **m}) + "\n" for m in said).encode())
+    with connected(5.0) as (client, server):
+        os.write(server, "".join(json.dumps({"jsonrpc": "2.0", **m}) + "\n" for m in said).encode())
         client.begin()
         assert client.tools() == [{"name": "a"}]
         with pytest.raises(CallRefused, match="no JSON"):
@@ -327,9 +327,9 @@ def test_looks_at_a_slow_server_take_a_small_part_of_the_wait():
 def test_time_in_which_a_server_waits_for_a_processor_is_not_counted(share, answered):
     begun = time.monotonic()
     starved = lambda: share * (time.monotonic() - begun)
-    with connected(1.0, starved=starved) as (client, answers):
+    with connected(1.0, starved=starved) as (client, server):
         told = b'{"jsonrpc": "2.0", "id": 1, "result": {}}\n'
-        answer = threading.Timer(2.5, os.write, (answers, told))
+        answer = threading.Timer(2.5, os.write, (server, told))
         answer.start()
         refused = pytest.raises(Failed, match="gave no answer within 1 s")
         with contextlib.nullcontext() if answered else refused:
@@ -350,17 +350,16 @@ def test_a_silent_server_is_waited_for_ten_times_the_limit_at_most():
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel counts no waits")
 def test_a_correct_call_on_a_busy_processor_stays_correct(settings):
     """The server needs a second of it, has two, and gets a quarter of the processor."""
-    core, burn = min(os.sched_getaffinity(0)), "while True: pass"
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})  # the server and what competes with it inherit that
-    busy = [subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) for _ in range(3)]
+    world = worlds.World(Spec.of({**settings, "command": f"{SERVER} works", "server_timeout": 2.0}))
+    burn = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(burn, start_new_session=True) for _ in range(3)]
     try:
-        world = worlds.World(Spec.of({**settings, "command": f"{SERVER} works", "server_timeout": 2.0}))
-        os.sched_setaffinity(0, before)
+        for pid in (world._pid, *(process.pid for process in busy)):
+            os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
         world.begin()
         assert world.call("fault", {}).text == "nothing"
-        world.close()
     finally:
+        world.close()
         for process in busy:
             process.kill()
             process.wait()
