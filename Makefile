@@ -115,12 +115,11 @@ $(TEXTWORLD)/.installed $(TAU2)/.installed $(APPWORLD)/.installed: .%/.installed
 	@touch $@
 
 # Servers from PyPI, and two from npm where there is a node to run them.
-$(MCP)/.installed: requirements/mcp.txt requirements/mcp-sqlite.txt
+$(MCP)/.installed: requirements/mcp.txt requirements/mcp-test.txt
 	rm -rf $(MCP)
 	$(PYTHON) -m venv $(MCP)
-	$(PYTHON) -m venv $(MCP)/sqlite
-	$(MCP)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mcp.txt
-	$(MCP)/sqlite/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mcp-sqlite.txt
+	$(MCP)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mcp-test.txt
+	$(PYTHON) experiments/set_up.py mcp --folder=$(MCP)/sqlite
 	@command -v npm >/dev/null || echo "There is no npm: the servers written for node are left out."
 	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(MCP)/node $(MCP_NODE)
 	@touch $@

@@ -4,7 +4,11 @@ from setuptools import find_packages, setup
 
 # The policies that shipped configs name.
 MODELS = [f"models/tiny_qwen3{kind}" for kind in ("", "_seldom", "_tau2", "_textworld", "_weak")]
-FOLDERS = ("experiments", "configs", "configs/models", "examples", "requirements", *MODELS)
+DOCS = [
+    "docs",
+    *(f"docs/{part}" for part in ("guides", "environments", "notes", "results")),
+]  # their pages' text
+FOLDERS = ("experiments", "configs", "configs/models", "examples", "requirements", *DOCS, *MODELS)
 COPIES = {f"coevolve_jax.checkout.{folder.replace('/', '.')}": folder for folder in FOLDERS}
 
 setup(

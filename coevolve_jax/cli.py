@@ -17,7 +17,7 @@ import runpy
 import sys
 
 import coevolve_jax
-from coevolve_jax.shipped import PROGRAMS
+from coevolve_jax.shipped import PROGRAMS, ROOT
 
 HELP = {"--help", "-help", "-h", "--helpshort", "--helpfull", "-?"}
 
@@ -74,5 +74,6 @@ def overview() -> str:
             *rows,
             "",
             "--config takes a file, or the name of a config that comes with the package, such as bfcl_tiny.",
+            f"Guides and notes, which helps name as docs/..., are in {ROOT / 'docs'}.",
         ]
     )

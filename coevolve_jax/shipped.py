@@ -1,7 +1,7 @@
-"""Finds what comes with the package beside its modules: programs, configs, requirements, a tiny policy.
+"""Finds what comes with the package beside its modules: programs, configs, requirements, tiny policies, docs.
 
-In a checkout these are the folders experiments/, configs/, requirements/ and models/. A wheel has copies of
-them in coevolve_jax/checkout/ (setup.py). It needs the standard library only.
+In a checkout these are the folders experiments/, configs/, requirements/, models/ and docs/. A wheel has
+copies of them in coevolve_jax/checkout/ (setup.py). It needs the standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ COPIES = PACKAGE / "checkout"
 IN_WHEEL = COPIES.is_dir()
 ROOT = COPIES if IN_WHEEL else PACKAGE.parent
 SMOLLM2 = "smollm2-135m-instruct"
+# What the configs mcp_shop and mcp_tiny name.
+MCP_SHOP = (".mcp/sqlite/bin/mcp-server-sqlite", "runs/mcp_shop")
 APART = ("textworld", "tau2", "appworld")  # families with an interpreter of their own
 # Command of coevolve (cli.py) -> the program that it starts.
 PROGRAMS: dict[str, Path] = {
@@ -73,7 +75,8 @@ def config_file(name: str | os.PathLike) -> Path:
 def made_by(what: str | os.PathLike) -> str:
     """Returns what makes a thing that shipped configs name and that is not shipped, to end a sentence; or "".
 
-    what: a folder of weights, or a family whose packages are in a virtual environment of their own.
+    what: a folder of weights, a family whose packages are in a virtual environment of their own, or one of
+    MCP_SHOP.
     """
     if Path(what).name == SMOLLM2:
         if not IN_WHEEL:
@@ -82,6 +85,8 @@ def made_by(what: str | os.PathLike) -> str:
         return f"; `{command('import-gguf')}` makes it from {file}"
     if what in APART:
         return f"; `{command('setup')} {what}` makes .{what}/bin/python"
+    if what in MCP_SHOP:
+        return f"; `{command('setup')} mcp` makes it"
     return ""
 
 

@@ -1,12 +1,13 @@
-"""Installs the packages of an environment family, which no extra of pip can name: without their dependencies.
+"""Installs the packages of an environment family, which no extra of pip can name.
 
     python experiments/set_up.py bfcl         into the environment of this interpreter
     python experiments/set_up.py textworld    into .textworld, which the family's configs name; needs gcc
     python experiments/set_up.py tau2         into .tau2
     python experiments/set_up.py appworld     into .appworld, with six tasks of our own
+    python experiments/set_up.py mcp          mcp-server-sqlite into .mcp/sqlite, and shops into runs/mcp_shop
 
-Versions are pinned in requirements/. What these packages declare besides is gigabytes that no environment
-imports here, or has versions that exclude each other.
+Versions are pinned in requirements/. All but the last are installed without their dependencies: what they
+declare is gigabytes that no environment imports here, or has versions that exclude each other.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE.parent / "requirements"
-FAMILIES = ("bfcl", "textworld", "tau2", "appworld")
+FAMILIES = ("bfcl", "textworld", "tau2", "appworld", "mcp")
+FOLDERS = {"mcp": ".mcp/sqlite"}  # where it is not .FAMILY
 # Parts of a folder that are made anew, where the others are data that may have been downloaded.
 RENEWED = {"appworld": ("bin", "include", "lib", "lib64", "pyvenv.cfg", "own")}
 
@@ -28,7 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("family", choices=FAMILIES)
-    parser.add_argument("--folder", type=Path, help="virtual environment to make, by default .FAMILY")
+    parser.add_argument(
+        "--folder", type=Path, help="virtual environment to make, by default .FAMILY or as above"
+    )
     parser.error = lambda message: sys.exit(f"Error: {message}.")
     given = parser.parse_args()
     if given.folder and given.family == "bfcl":
@@ -41,7 +45,8 @@ def main() -> None:
             install(sys.executable, given.family)
             print(f"BFCL's packages are in the environment of {sys.executable}.")
         else:
-            set_up(given.family, folder := given.folder or Path(f".{given.family}"))
+            folder = given.folder or Path(FOLDERS.get(given.family, f".{given.family}"))
+            set_up(given.family, folder)
             print(f"{given.family} has its interpreter in {folder / 'bin' / 'python'}.")
     except subprocess.CalledProcessError as error:
         sys.exit(f"Error: {' '.join(error.cmd)} failed: its output stands above.")
@@ -66,15 +71,19 @@ def set_up(family: str, folder: Path) -> None:
         subprocess.run([str(folder / "bin" / "appworld"), "install"], env=cache, check=True)
         subprocess.run([python, "-m", "compileall", "-q", str(folder / "lib")], check=True)
         subprocess.run([python, "-P", str(HERE / "appworld_tasks.py")], check=True)
+    if family == "mcp":
+        shops = [str(HERE.parent / "examples" / "mcp_shop.py"), "runs/mcp_shop"]
+        subprocess.run([sys.executable, *shops], check=True)
+        print("Twelve shops for each split are in runs/mcp_shop.")
 
 
 def install(python: str, family: str) -> None:
-    """Installs the pinned packages of a family for an interpreter, without their dependencies."""
+    """Installs the pinned packages of a family for an interpreter, with their dependencies for MCP alone."""
     pinned = REQUIREMENTS / f"{family}.txt"
     if python == sys.executable and importlib.util.find_spec("pip") is None:
         sys.exit(f"Error: {python} has no pip: run `uv pip install --no-deps -r {pinned}` instead.")
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "-r", str(pinned)], check=True)
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(pinned)]
+    subprocess.run(command if family == "mcp" else [*command, "--no-deps"], check=True)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,13 @@ def test_what_shipped_configs_name_and_is_not_there_says_what_makes_it(tmp_path)
     assert "give one of configs/, or your own." in told.stderr
     told = coevolve("ask", "--model=nowhere/smollm2-135m-instruct", "Who?")
     assert told.returncode == 1 and "; `make smollm2` makes it." in told.stderr
+    told = coevolve("synthesize", "--config=mcp_tiny", "--tasks=1", cwd=tmp_path)
+    assert told.returncode == 1 and "; `python experiments/set_up.py mcp` makes it." in told.stderr
+    (tmp_path / "runs" / "mcp_shop").mkdir(parents=True)
+    told = coevolve("synthesize", "--config=mcp_tiny", "--tasks=1", cwd=tmp_path)
+    assert (
+        told.returncode == 1 and "give its path; `python experiments/set_up.py mcp` makes it." in told.stderr
+    )
     assert shipped.made_by("models/other") == ""
 
 

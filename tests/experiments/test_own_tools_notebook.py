@@ -1,4 +1,4 @@
-"""The notebook for one's own tools, executed whole in a real kernel with a tiny policy."""
+"""The notebook for own tools, executed whole in a real kernel with a tiny policy: here, and as on Colab."""
 
 import json
 
@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 NAME = "own_tools.ipynb"
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory, environ):
+@pytest.fixture(scope="module", params=["here", "colab"])
+def executed(request, tmp_path_factory, environ):
     """Its cells by id, and the folder in which it ran, which is no checkout."""
     folder = tmp_path_factory.mktemp("own_tools")
     workdir = folder / "runs" / "library"
@@ -24,7 +24,7 @@ def executed(tmp_path_factory, environ):
         "WORKDIR": workdir,
         "CHANGES": changes,
     }
-    return notebooks.executed(NAME, parameters, folder, environ, folder), folder
+    return notebooks.executed(NAME, parameters, folder, environ, request.param == "colab"), folder
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from coevolve_jax import shipped
+
 WORLD, HERE = "{world}", "{here}"  # in the command: the world's folder, and the one where the run starts
 SHOWN = "/world"  # what agents read in its place, since every world has a folder of its own
 OWN = "coevolve.json"  # the file of a template that no world gets (templates.py)
@@ -105,9 +107,10 @@ class Spec:
         program = shutil.which(words[0], path=path) if words else None
         if program is None:
             wrong = f"there is no program {words[0]!r}" if words else "it names no program"
+            made = shipped.made_by(words[0]) if words else ""
             raise ValueError(
                 f"config.environment.command is {self.command!r}, and {wrong} beside {sys.executable} or on "
-                "the PATH: install the server, and give its path."
+                f"the PATH: install the server, and give its path{made}."
             )
         rest = [os.path.abspath(word) if os.path.isfile(word) else word for word in words[1:]]
         return [os.path.abspath(program), *(_located(word, world) for word in rest)], variables

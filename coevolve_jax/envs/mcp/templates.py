@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax import shipped
 from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.mcp import state
 from coevolve_jax.envs.mcp.spec import OWN
@@ -20,8 +21,8 @@ def root(settings: Mapping[str, Any]) -> Path:
     if not settings.get("template") or not path.is_dir():
         raise ValueError(
             f"config.environment.template is {settings.get('template', '')!r}, which is no folder here: name "
-            "one with the files that a world begins with, or with the folders train, development and test "
-            "(examples/mcp_shop.py makes runs/mcp_shop)."
+            "one with the files that a world begins with, or with the folders train, development and test"
+            f"{shipped.made_by(settings.get('template', ''))}."
         )
     return path
 
