@@ -367,3 +367,17 @@ def test_cycles_and_what_needs_jax_are_seen():
     (told,) = refused(("grpo.losses",), JAX)
     assert told.startswith("coevolve_jax.grpo.losses: ")
     assert refused(("types", "seeding"), ("numpy",))[0].startswith("coevolve_jax.seeding: ")
+
+
+@pytest.mark.nightly
+def test_what_make_test_fast_collects_needs_nothing_that_only_make_test_installs():
+    """A file's own imports are no part of the choice of its tests, unless it begins with their marks."""
+    missing = ["nbclient", "nbformat", "playwright", "pandas", "peft", "tensorflow_datasets", "trl", "wandb"]
+    code = f"""
+import sys, pytest
+sys.modules.update(dict.fromkeys({missing}))
+chosen = "not slow and not server and not browser"
+sys.exit(pytest.main(["tests", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", chosen]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -90,8 +90,8 @@ def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, An
                 },
             ),
             "",
-            f"The tasks are {_held_out(c, summary)}. Their answers are not trained on. Each has "
-            f"{before['samples']} rollouts before and {after['samples']} after, at temperature "
+            f"The tasks are {_held_out(c, summary)}. Their answers are not trained on. Rollouts of "
+            f"each: {before['samples']} before and {after['samples']} after, at temperature "
             f"{after['temperature']:g}. {_meaning(c, summary)}",
             *_section("Versions", summary["versions"]),
             *([] if forked and forked["step"] else _again(c, summary)),

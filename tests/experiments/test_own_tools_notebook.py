@@ -9,6 +9,8 @@ from tests.support import notebooks
 from tests.support.notebooks import printed, shown
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 NAME = "own_tools.ipynb"
 
 
@@ -27,7 +29,6 @@ def executed(request, tmp_path_factory, environ):
     return notebooks.executed(NAME, parameters, folder, environ, request.param == "colab"), folder
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_it_goes_from_a_class_to_an_agent(executed):
     cells, folder = executed

@@ -311,7 +311,7 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
         "| gain | +",
         "| first tasks | 8, explored |",
         "The tasks are synthetic, of the split `development`. Their answers are not trained on. "
-        "Each has 4 rollouts before and 4 after, at temperature 1.",
+        "Rollouts of each: 4 before and 4 after, at temperature 1.",
         "They are no score of a benchmark.",
         "The same versions on a machine of the same kind give the same bits.",
         "| jax | 0.10.2 |",
