@@ -78,7 +78,7 @@ def set_up(family: str, folder: Path) -> None:
 
 
 def install(python: str, family: str) -> None:
-    """Installs the pinned packages of a family for an interpreter, with their dependencies for MCP alone."""
+    """Installs the pinned packages of a family for an interpreter, without their dependencies but for MCP."""
     pinned = REQUIREMENTS / f"{family}.txt"
     if python == sys.executable and importlib.util.find_spec("pip") is None:
         sys.exit(f"Error: {python} has no pip: run `uv pip install --no-deps -r {pinned}` instead.")
