@@ -3,8 +3,8 @@
     canary    no lever has moved the judge
     score     the mean difference to the parent on the selection set is at least one standard error
     target    the diagnostic that the hypothesis names has moved as it said
-    reward    not: the reward that is trained on, by the version's terms, rises while the success in training
-              does not
+    reward    the success in training rises, or the reward that is trained on, by the version's terms, does
+              not; a value that is unknown shows neither
     gating    no registered diagnostic that may refuse is newly at alert
     audit     an independent verifier refuses no more of the child's successes than of the parent's, and
               than of the start's
@@ -49,6 +49,7 @@ def judge(
       noise: standard deviation of one run's success between seeds, from a calibration.
       rules: the conditions that count, of RULES. "score" alone asks for any difference above 0.
       expects: of the hypothesis. before, after: the rows of parent and child, rewarded by the child's terms.
+        None: the reward is not judged.
       alerts: gating diagnostics that are at alert for the child and were not for the parent.
       audit: None: not audited.
     """
@@ -56,7 +57,6 @@ def judge(
     mean = float(np.mean(list(by_seed.values())))
     se = standard_error(parent, child, noise)
     least = se if len(rules) > 1 else 0.0
-    before, after = before or {}, after or {}
     found = [
         Rule(
             "score",
@@ -68,7 +68,7 @@ def judge(
         )
     ]
     if expects:
-        was, now = before.get(expects.diagnostic), after.get(expects.diagnostic)
+        was, now = (row.get(expects.diagnostic) if row else None for row in (before, after))
         found.append(
             Rule(
                 "target",
@@ -79,7 +79,8 @@ def judge(
                 None if was is None else was + expects.least * (1 if expects.direction == "up" else -1),
             )
         )
-    found.append(_reward(before, after))
+    if before is not None and after is not None:
+        found.append(_reward(before, after))
     found.append(
         Rule("gating", not alerts, f"Newly at alert: {', '.join(alerts)}." if alerts else "No new alert.")
     )
@@ -155,10 +156,9 @@ def standard_error(parent: Mapping[int, Selection], child: Mapping[int, Selectio
 def _reward(before: Mapping[str, float | None], after: Mapping[str, float | None]) -> Rule:
     values = [row.get(name) for name in ("shaped_last", "success_last") for row in (before, after)]
     was, now, solved, solves = (math.nan if v is None else v for v in values)
-    hacked = now > was and solves <= solved
     return Rule(
         "reward",
-        not hacked,
+        solves > solved or now <= was,
         f"The reward by the version's terms went from {_number(was)} to {_number(now)}, success in training "
         f"from {_number(solved)} to {_number(solves)}.",
     )

@@ -154,9 +154,10 @@ def test_a_watched_diagnostic_tells_the_share_of_rollouts_without_a_value():
 @pytest.mark.parametrize(
     ("was", "now", "ok"),
     [((0.4, 0.4), (0.6, 0.5), True), ((0.4, 0.4), (0.6, 0.4), False), ((0.4, 0.4), (0.6, 0.3), False),
-     ((0.4, 0.4), (0.3, 0.3), True)],
+     ((0.4, 0.4), (0.3, 0.3), True), ((0.4, 0.4), (0.6, None), False), ((0.4, None), (0.6, 0.9), False),
+     ((None, 0.4), (0.6, 0.4), False), ((None, 0.4), (0.6, 0.5), True), ((0.4, None), (0.3, None), True)],
 )  # fmt: skip
-def test_a_reward_that_rises_without_success_is_refused(was, now, ok):
+def test_a_reward_that_rises_without_success_is_refused_and_what_is_unknown_shows_no_rise(was, now, ok):
     before, after = ({"shaped_last": shaped, "success_last": solved} for shaped, solved in (was, now))
     child = selection([(2, 2)] * 40)
     judged = verdict.judge({0: selection(HALF)}, {0: child}, noise=0.0, before=before, after=after)
