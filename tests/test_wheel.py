@@ -40,10 +40,10 @@ def test_it_is_small_and_has_every_file_of_the_package_and_of_the_folders_beside
         assert f"{'coevolve_jax/checkout/' * beside}{name}" in inside, name
 
 
-def test_it_trains_and_reports_outside_the_checkout(wheel, tmp_path, environ):
+def test_it_trains_and_reports_outside_the_checkout(wheel, tmp_path, quick):
     installed = tmp_path / "installed"
     pip("install", "--no-deps", "--target", installed, wheel)
-    env = {**environ, "PYTHONPATH": os.pathsep.join((str(installed), environ["PYTHONPATH"]))}
+    env = {**quick, "PYTHONPATH": os.pathsep.join((str(installed), quick["PYTHONPATH"]))}
     run = lambda *command: subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     where = run(sys.executable, "-c", "import coevolve_jax; print(coevolve_jax.__file__)")
     assert where.stdout.strip() == str(installed / "coevolve_jax" / "__init__.py")

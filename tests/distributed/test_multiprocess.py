@@ -241,10 +241,12 @@ def again(folder):
     return folder
 
 
+@pytest.mark.nightly
 def test_the_checkpoint_is_read_on_one_device_and_on_another_mesh(again):
     assert (again / "one.npz").exists()  # the program writes it last
 
 
+@pytest.mark.nightly
 def test_the_engine_of_two_processes_says_what_that_of_one_device_does(again):
     got, want = np.load(again / "together.npz"), np.load(again / "one.npz")
     assert set(got) == set(want) and len(got) == 3 * 7 * 4

@@ -113,6 +113,7 @@ def test_the_sqlite_server(sqlite):
     assert found[3].first.text == "[{'id': 1, 'item': 'tea'}, {'id': 2, 'item': 'milk'}]"
 
 
+@pytest.mark.nightly
 def test_the_git_server_needs_a_clock_that_stands_still(git):
     running = steps(*git)
     assert not all(step.repeats for step in running) and any(step.differ for step in running)
@@ -122,6 +123,7 @@ def test_the_git_server_needs_a_clock_that_stands_still(git):
     assert ".git/index" in frozen[1].changed and "/world" in frozen[0].first.text + str(git)
 
 
+@pytest.mark.nightly
 def test_the_time_server_needs_a_clock_that_stands_still(tmp_path):
     (tmp_path / "empty").mkdir()
     settings = {"command": f"{BIN}/mcp-server-time --local-timezone UTC", "template": str(tmp_path / "empty")}

@@ -95,6 +95,7 @@ def test_a_state_that_worlds_share_is_found_and_gives_no_reward(written):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_check_stops_at_worlds_that_share_a_state_and_at_a_reward_outside_0_to_1(written):
     written("SUM = [0]", name="own_store")
     source = written(SHARED + "\n    def get_reward(self):\n        return 100.0\n")

@@ -435,6 +435,7 @@ def test_a_run_records_who_answers_and_goes_on_with_no_other(whole, server, tmp_
         assert not (tmp_path / "other" / "explorer.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_run_is_repeated_without_a_server(whole, tmp_path):
     workdir, _ = whole
     with OpenAIServer() as gone:

@@ -217,6 +217,7 @@ def test_a_run_with_lora_leaves_adapters_that_give_its_policy(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_merged_policy_has_the_bases_dtype_and_the_command_tells_what_that_rounds_away(tmp_path, quick):
     base, key = ROOT / CONFIG.model, "model.layers.1.self_attn.q_proj.weight"
     model, rng = hf_io.load_config(base), np.random.default_rng(0)

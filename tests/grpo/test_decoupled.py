@@ -276,7 +276,12 @@ class Watched:
 
 @pytest.mark.parametrize(
     ("max_staleness", "changes", "told"),
-    [(5, {}, True), (0, {}, False), (5, dict(tis_cap=0.0), False), (5, dict(epochs=2), False)],
+    [
+        (5, {}, True),
+        (0, {}, False),
+        pytest.param(5, dict(tis_cap=0.0), False, marks=pytest.mark.nightly),
+        pytest.param(5, dict(epochs=2), False, marks=pytest.mark.nightly),
+    ],
 )
 def test_learn_tells_ages_where_something_asks_for_them(params, max_staleness, changes, told):
     c = learner_config(**{**SETTINGS, **changes})

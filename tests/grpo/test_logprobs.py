@@ -28,7 +28,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(logprobs, "CPU_BLOCK", 12)
 
 
-@pytest.mark.parametrize("tile, axis", [(16, 1), (16, 0), (48, 0)])
+@pytest.mark.parametrize("tile, axis", [(16, 1), (16, 0), pytest.param(48, 0, marks=pytest.mark.nightly)])
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), share=st.floats(0, 1), chunk=st.sampled_from([2, 6, 64]))
 @example(seed=0, share=0.0, chunk=6)
@@ -165,6 +165,7 @@ def test_no_array_holds_a_block_of_the_whole_vocabulary_on_a_cpu(monkeypatch):
     assert shapes == {f"{WIDTH},{VOCABULARY}"}
 
 
+@pytest.mark.nightly
 def test_on_a_mesh_the_loop_over_blocks_has_no_collective_and_nothing_else_changes():
     """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     environment = os.environ | {

@@ -167,7 +167,11 @@ def test_a_kl_to_given_logprobs_is_the_kl_to_a_reference_that_gives_them(params)
 
 @pytest.mark.parametrize(
     "changes",
-    [dict(kl_coef=0.3), pytest.param(dict(**GSPO, kl_coef=0.3), marks=pytest.mark.nightly), NONE],
+    [
+        dict(kl_coef=0.3),
+        pytest.param(dict(**GSPO, kl_coef=0.3), marks=pytest.mark.nightly),
+        pytest.param(NONE, marks=pytest.mark.nightly),
+    ],
 )
 def test_no_stream_feels_the_samples_of_another(params, changes):
     """A mixed batch's gradient is the sum over its streams, each in a batch of its own."""

@@ -217,6 +217,7 @@ def test_campaigns_that_read_the_same_tasks_count_their_openings_together(tmp_pa
     assert notes("slow") != notes("slow", **{"environment.train_split": "development"})
 
 
+@pytest.mark.nightly
 def test_the_test_is_read_on_the_set_that_the_campaign_selects_on(ended):
     path = ended.campaign.folder / "final" / f"tasks/seed_{final.TEST_SEED}/held_out.jsonl"
     text = path.read_text()
@@ -275,6 +276,7 @@ def test_it_is_read_once_and_a_second_time_stands_there_for_ever(ended):
     ]
 
 
+@pytest.mark.nightly
 def test_a_kill_while_the_test_is_read_again_stops_nothing(ended, monkeypatch):
     """The files of the first reading are written anew before the event of it."""
 
@@ -312,6 +314,7 @@ def test_a_reading_that_was_changed_is_found_and_never_read_again(ended):
     ended.campaign.check()
 
 
+@pytest.mark.nightly
 def test_a_reading_that_was_taken_away_stands_in_the_store(ended):
     folder, events = ended.campaign.folder, ended.campaign.events()
     before = len(final.openings(ended))

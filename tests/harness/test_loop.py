@@ -40,6 +40,7 @@ def test_the_first_version_moves_the_right_lever_and_is_promoted(fault, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_each_proposer_ends_and_says_what_it_did(tmp_path):
     told, rules = {}, {}
     for proposer in ("scripted", "placebo", "score", "search"):

@@ -150,6 +150,7 @@ def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(t
     np.testing.assert_allclose(sums(tmp_path)[steps], sums(alone()), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, quick):
     served = {"engine.name": "sglang", "engine.url": sglang_server.url, "steps": 1, "checkpoint.every": 9}
     both = ends(start(tmp_path / "run", quick, changes=(served, served)))

@@ -100,6 +100,7 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, mom
         assert got[name] == want[name], name
 
 
+@pytest.mark.nightly
 def test_an_evolution_that_was_given_up_is_made_up_once(whole, tmp_path, monkeypatch):
     """The explorer is taken for one that asks a model, whose evolution is not waited for."""
     begin, config, workdir = Evolver.__init__, settings("coevolve", **RARE), tmp_path / "run"
@@ -116,6 +117,7 @@ def test_an_evolution_that_was_given_up_is_made_up_once(whole, tmp_path, monkeyp
     assert {name for name in want if got[name] != want[name]} == set()
 
 
+@pytest.mark.nightly
 def test_rollouts_that_run_ahead_are_given_up(tmp_path):
     config = settings("static", **RARE, **{"rollout.max_staleness": 1})
     # While step 1 waits for its rollouts, or while it learns
@@ -128,7 +130,7 @@ def test_rollouts_that_run_ahead_are_given_up(tmp_path):
     [
         (ROLLOUTS, 1, 75, "Asked to end: every finished step is saved, and the same command goes on.\n"),
         # A phase that cannot be cancelled ends at the second request.
-        ((UPDATE[0], 0), 2, -signal.SIGTERM, ""),
+        pytest.param((UPDATE[0], 0), 2, -signal.SIGTERM, "", marks=pytest.mark.nightly),
     ],
 )
 def test_the_program_ends_with_a_status_of_its_own(whole, tmp_path, quick, moment, times, status, said):

@@ -407,12 +407,14 @@ def run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.nightly
 def test_the_held_out_tasks_of_a_run_are_those_of_its_warm_start(run):
     """Where the policy explores, the one that has learned would make others, maybe near what it learned."""
     made = rows(run, "held_out.jsonl")
     assert made and made == rows(run / "warm_start", "held_out.jsonl")
 
 
+@pytest.mark.nightly
 def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):
     config = asked("coevolve", SHORT)
     warm_start(config, tmp_path / "warm")

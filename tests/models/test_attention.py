@@ -196,7 +196,7 @@ PARTS = {name: (24, with_gradient(by_parts(VARIANTS[name], 4))) for name in ("pl
 PARTS |= {name: (304, with_gradient(by_parts(VARIANTS[name], 2))) for name in ("flash", "splash")}
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly if n == "flash" else ()) for n in PARTS])
 @settings(max_examples=8, deadline=None)
 @given(case=st.tuples(LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 2**31)))
 def test_parts_of_rows_give_what_the_rows_give(name, case):
@@ -346,6 +346,7 @@ def test_the_model_takes_the_named_implementation(tiny_config, monkeypatch):
     np.testing.assert_allclose(logits["chunked"], logits["plain"], atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_kernels_run_on_each_devices_rows_and_heads():
     """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     program = """

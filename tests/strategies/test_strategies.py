@@ -153,6 +153,7 @@ def test_a_curriculum_learns_which_sizes_teach(run_of):
     assert born == ["initial"] * 8 + ["random"] * 3
 
 
+@pytest.mark.nightly
 def test_replayed_successes_are_learned_from(run_of):
     metrics = rows(run_of("replay"), "metrics.jsonl")
     kept = [m["signals"]["replayed"] for m in metrics]
