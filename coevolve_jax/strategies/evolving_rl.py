@@ -11,8 +11,11 @@ actions overlap. Each takes the place of a task that was drawn, an evolved one t
 evaluation nobody knows the actions, so the words of the queries decide, and the extractor takes its likeliest
 skill.
 
+A language model, where one explores, words the latest successes at each evolution. Its sentence is one more
+skill, and is chosen and paid like the others. A success without one has "none" in its place.
+
 Read against the authors' code. Faithful: rewards on other tasks, groups of different skills, one baseline for
-each source. Missing: the extractor writes no text, shares no weights with the solver, and has no entropy
+each source. Missing: the extractor is not what writes, shares no weights with the solver, and has no entropy
 bonus. The clip has no effect at one update per batch. The growth of D_t is that of `random`.
 """
 
@@ -24,19 +27,28 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints
-from coevolve_jax.strategies.base import SIGNALS, Roll, StepReport, check_least, check_rolled_once
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    Roll,
+    StepReport,
+    check_least,
+    check_rolled_once,
+    evolves,
+)
 from coevolve_jax.strategies.batches import keeping_share, sampling_weights
+from coevolve_jax.strategies.episodes import SKILLS, Episode, episode_of, skills_of, told, worded
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
+from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Hint, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
-NEEDS = frozenset({"fresh", "help"})
+NEEDS = frozenset({"fresh", "help", "ask"})
 FIDELITY = "P: skills are chosen among the actions of a success, and no text of an extractor is trained."
 DEFAULTS = {
     "near": 4,  # tasks that a source's skills are tried on
@@ -44,10 +56,8 @@ DEFAULTS = {
     "learning_rate": 0.2,  # of the extractor, whose weight in the paper's loss is 0.2 to the solver's 1
     "kl_coef": 0.01,  # of the extractor, towards the uniform distribution
     "characters": 200,  # of a hint
+    "worded": 16,  # successes that a language model words at an evolution
 }
-SKILLS = ("none", "last", "last two", "last three", "parting", "all")
-
-Episode = Mapping  # of a success: actions, in order; parting: the one where failures leave it, or ""; words
 
 
 class EvolvingRL(Static):
@@ -58,12 +68,12 @@ class EvolvingRL(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_least(config, {"near": 1, "learning_rate": 0, "kl_coef": 0, "characters": 0})
+        check_least(config, {"near": 1, "learning_rate": 0, "kl_coef": 0, "characters": 0, "worded": 0})
         check_rolled_once(config)
         super().__init__(config, state, synthesize_freely)
         own = state or {"knobs": {}, "episodes": {}}
-        self._extractor = KnobPolicy({"skill": SKILLS}, own["knobs"])
         self._episodes: dict[str, Episode] = dict(own["episodes"])
+        self._extractor = self._choosing(own["knobs"])
         self._sources: dict[str, str] = {}  # id of a task -> that of the source whose skills it tries
         self._skills: dict[str, list[str]] = {}  # id of a source -> the skill of each rollout
 
@@ -89,7 +99,8 @@ class EvolvingRL(Static):
             chosen |= {t.id: t for t in tried}
             self._sources |= dict.fromkeys([t.id for t in tried], source.id)
             skills = self._extractor.sample(c.rollout.group_size, rng)
-            self._skills[source.id] = [d["skill"] for d in skills]
+            has = skills_of(self._episodes[source.id])
+            self._skills[source.id] = [d["skill"] if d["skill"] in has else "none" for d in skills]
         rest = sorted((t for id, t in drawn.items() if id not in chosen), key=lambda t: t.id in apart)
         batch = keeping_share([*chosen.values(), *rest], places)  # a source only where others are too few
         return roll(batch, c.rollout.group_size, hints=self._trial)
@@ -100,14 +111,34 @@ class EvolvingRL(Static):
 
     def help(self, task: Task, rollout_index: int) -> Hint | None:
         """The likeliest skill of the episode whose query has most words in common with the task's."""
-        asked, shares = hints.words(task.turns[0].query), self._extractor.shares("skill")
+        asked, shares = hints.words(task.turns[0].query), self._shares()
         near = {id: hints.overlap(own["words"], asked) for id, own in self._episodes.items()}
         best = max(near, key=lambda id: near[id], default=None)
-        return self._hint(self._episodes[best], SKILLS[int(shares.argmax())]) if best and near[best] else None
+        if not best or not near[best]:
+            return None
+        known = skills_of(self._episodes[best])
+        return self._hint(self._episodes[best], max(known, key=lambda skill: shares.get(skill, 0.0)))
 
     def _hint(self, episode: Episode, skill: str) -> Hint | None:
-        line = hints.line(told(episode, skill), most=self._config.strategy.characters)
+        line = told(episode, skill, self._config.strategy.characters)
         return Hint(before_task=line) if line else None
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        own, rng = self._config.strategy, rng_for(self._config.seed, "distil", step)
+        if evolves(self._config, step):
+            self._episodes = worded(lab, self._episodes, rng, count=own.worded, most=own.characters)
+            self._extractor = self._choosing(self._extractor.to_json())
+        return super().evolve(step, lab)
+
+    def _choosing(self, logits: Mapping) -> KnobPolicy:
+        """An extractor that chooses among the skills of all episodes, and those that it knows."""
+        known = [skill for skill, _ in logits.get("skill", ())]
+        has = [skill for episode in self._episodes.values() for skill in skills_of(episode)]
+        return KnobPolicy({"skill": tuple(dict.fromkeys([*SKILLS, *known, *has]))}, logits)
+
+    def _shares(self) -> dict[str, float]:
+        shares = self._extractor.shares("skill").tolist()
+        return dict(zip(self._extractor.factors["skill"], shares, strict=True))
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         found, own = super().observe(step, groups), self._config.strategy
@@ -120,10 +151,9 @@ class EvolvingRL(Static):
         self._extractor.update(drawn, advantages, own.learning_rate, own.kl_coef)
         for group in groups:
             if any(t.outcome.success for t in group.valid):
-                self._episodes[group.task.id] = episode_of(group)
+                self._episodes[group.task.id] = episode_of(group, self._episodes.get(group.task.id))
         hinted = sum(bool(t.hints) for g in groups for t in g.trajectories)
-        shares = dict(zip(SKILLS, self._extractor.shares("skill").tolist()))
-        rows = [*found.rows, {"kind": "extractor", "step": step, "shares": shares}]
+        rows = [*found.rows, {"kind": "extractor", "step": step, "shares": self._shares()}]
         return StepReport({**found.counts, "hinted": hinted, "skills": len(drawn)}, rows)
 
     def to_json(self) -> dict:
@@ -138,22 +168,3 @@ def earned(groups: Sequence[Group], rollout_index: int) -> float | None:
     """The extractor's reward for the skill of this rollout of each group; None if none of these is valid."""
     won = [t.outcome.success for g in groups for t in g.valid if t.rollout_index == rollout_index]
     return sum(won) / len(won) if won else None
-
-
-def episode_of(group: Group) -> Episode:
-    """Records what a group's shortest success did, and where its failures leave it."""
-    won = sorted((t for t in group.valid if t.outcome.success), key=lambda t: len(t.steps))
-    _, call, _ = divergence(won[:1], [t for t in group.valid if not t.outcome.success])
-    good = [s for s in won[0].steps if s.action and not s.error]
-    parting = next((s.action for s in good if call and s.call is call), "")
-    query = sorted(hints.words(group.task.turns[0].query))
-    return {"actions": [s.action for s in good], "parting": parting, "words": query}
-
-
-def told(episode: Episode, skill: str) -> list[str]:
-    """The actions that a skill tells of an episode. "all" are in alphabetical order."""
-    actions = episode["actions"]
-    return {
-        "none": [], "last": actions[-1:], "last two": actions[-2:], "last three": actions[-3:],
-        "parting": [episode["parting"]] if episode["parting"] else [], "all": sorted(actions),
-    }[skill]  # fmt: skip

@@ -67,6 +67,23 @@ def principles(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int
     return {name: text for name, text in said.items() if len(text) <= characters}
 
 
+def successes(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int) -> dict[str, str]:
+    """Evolving-RL's skills in words, of at most `characters` characters; longer ones count as no answer.
+
+    shown: task -> request: what a user said; calls: those that did it, as JSON values of `Call`.
+    """
+    values = {
+        id: {
+            "request": line(facts["request"]),
+            "calls": [call_line(Call.from_json(call)) for call in facts["calls"]],
+            "characters": characters,
+        }
+        for id, facts in shown.items()
+    }
+    said = _asked(lab, "distil", "evolving_rl", values)
+    return {id: text for id, text in said.items() if len(text) <= characters}
+
+
 def same(lab: Lab, pairs: Mapping[str, tuple[str, str]]) -> set[str]:
     """Names of the pairs of principles that are one. pairs: name -> their texts."""
     values = {name: {"one": _quoted(a), "other": _quoted(b)} for name, (a, b) in pairs.items()}

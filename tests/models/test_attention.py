@@ -196,7 +196,9 @@ PARTS = {name: (24, with_gradient(by_parts(VARIANTS[name], 4))) for name in ("pl
 PARTS |= {name: (304, with_gradient(by_parts(VARIANTS[name], 2))) for name in ("flash", "splash")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly if n == "flash" else ()) for n in PARTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n == "flash" else ()) for n in PARTS]
+)
 @settings(max_examples=8, deadline=None)
 @given(case=st.tuples(LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 2**31)))
 def test_parts_of_rows_give_what_the_rows_give(name, case):

@@ -200,6 +200,79 @@ def test_a_model_judges_what_is_merged():
     assert kept == {"Yes.": ["mv", "post"], "no": ["mv", "rename", "post"], None: ["mv", "rename", "post"]}
 
 
+# Evolving-RL
+
+
+def roll_with(seen):
+    """Rolls every task with success, and notes the lines that its rollouts read."""
+
+    def roll(drawn, k, hints):
+        seen.update({t.id: [hints(t, m) and hints(t, m).before_task for m in range(k)] for t in drawn})
+        return [a_group(t, *[True] * k) for t in drawn]
+
+    return roll
+
+
+def test_the_sentence_of_a_success_is_one_more_skill_and_is_paid_like_the_others():
+    """Only rollouts that read a sentence succeed, so the extractor comes to choose it."""
+    config = config_of(
+        "evolving_rl", near=2, learning_rate=1.0, worded=2,
+        **{"rollout.tasks_per_step": 4, "rollout.group_size": 8},
+    )  # fmt: skip
+    tasks = [a_task(f"a{i}", "a", f"end_{i}") for i in range(12)]
+    strategy, lab, seen = build.strategy(config), AskedLab(config, a_pool(*tasks)), {}
+    strategy.observe(0, [a_group(t, True, False) for t in tasks[:3]])
+    lab.says = lambda role, q: "End it." if role == "distil" and "end_" in q.user else None
+    strategy.evolve(4, lab)
+    assert len(lab.questions) == 2 and all(
+        '{"tool": "a"' in q.user and "at most 194 characters" in q.user for _, q in lab.questions
+    )
+    strategy = again(strategy, config)
+    worded = {id for id, e in strategy.to_json()["episodes"].items() if e.get("text") == "End it."}
+    assert len(worded) == 2 and not any("shown" in e for e in strategy.to_json()["episodes"].values())
+    lab.questions = []
+    strategy.observe(5, [a_group(t, True, False) for t in tasks[:3]])  # the same actions as before
+    strategy.evolve(9, lab)
+    assert not lab.questions and strategy.to_json()["episodes"].keys() == {"a0", "a1", "a2"}
+
+    def paid(drawn, k, hints):
+        roll_with(seen)(drawn, k, hints)
+        return [a_group(t, *(line == "Hint: End it." for line in seen[t.id])) for t in drawn]
+
+    for step in range(10, 40):
+        seen.clear()
+        groups = strategy.collect(step, lab.tasks, paid)
+        for source, skills in strategy._skills.items():
+            assert "sentence" not in skills or source in worded
+        strategy.observe(step, [g for g in groups if g.task.id in strategy._sources])
+        strategy = again(strategy, config)
+    shares = strategy.observe(40, []).rows[-1]["shares"]
+    assert list(shares)[-1] == "sentence" and shares["sentence"] > 0.7
+    line = strategy.help(tasks[0].without_calls(), 0).before_task  # of a0, whose query is the first as alike
+    assert (line == "Hint: End it.") == ("a0" in worded)
+
+
+def test_a_success_by_other_actions_is_asked_about_again_and_a_long_sentence_is_none():
+    config = config_of("evolving_rl", characters=len("Hint: Move it."))
+    strategy, lab = build.strategy(config), AskedLab(config, a_pool(MOVE))
+    succeed = lambda action: [
+        Group(MOVE, (a_rollout(MOVE, 0, True, [a_step(action)]), a_rollout(MOVE, 1, False, [a_step("cp")])))
+    ]
+    for text, kept in (("Move it.", True), ("Move it!!", False)):
+        lab.says, lab.questions = lambda role, q, text=text: text, []
+        strategy.observe(0, succeed("mv" if kept else "rename"))
+        strategy = again(strategy, config)
+        strategy.evolve(4, lab)
+        assert len(lab.questions) == 1 and "Move 'a' into 'b'." in lab.questions[0][1].user
+        (episode,) = strategy.to_json()["episodes"].values()
+        assert ("text" in episode) == kept
+    # Without an answer there is no such skill, as where rules explore.
+    plain = build.strategy(config)
+    plain.observe(0, succeed("mv"))
+    plain.evolve(4, AskedLab(config, a_pool(MOVE)))
+    assert "sentence" not in plain.observe(5, []).rows[-1]["shares"]
+
+
 # Middo
 
 
@@ -302,9 +375,16 @@ OWN = {
     "agent_world": {"arena": 4, "arena_rollouts": 2, "drafts": 1.0, "runs": 2, "agree": 0},
     "socratic": {"drafts": 1.0, "probe": 2, "goal": 2, "goal_probe": 2},
     "evolver": {"distilled": 1.0},
+    "evolving_rl": {"near": 1},
     "middo": {"lonely": 0.5},
 }
-ROLES = {"agent_world": "guide", "socratic": "distil", "evolver": "distil", "middo": "grade"}
+ROLES = {
+    "agent_world": "guide",
+    "socratic": "distil",
+    "evolver": "distil",
+    "evolving_rl": "distil",
+    "middo": "grade",
+}
 
 
 @pytest.mark.slow
@@ -339,6 +419,11 @@ def test_a_run_asks_the_model_and_goes_on_where_it_was(name, tmp_path):
         files = sorted((tmp_path / "run" / "trajectories").iterdir())
         read = [text for file in files for row in map(json.loads, file.open()) for _, text in row["hints"]]
         assert any(text.startswith("Hint: ") and "Said of" in text for text in read)
+    elif name == "evolving_rl":  # its extractor can choose them
+        newest = max((tmp_path / "run" / "checkpoints").glob("step_*"))
+        kept = json.loads((newest / "state.json").read_text())["state"]["strategy"]["state"]
+        assert [skill for skill, _ in kept["knobs"]["skill"]][-1] == "sentence"
+        assert any(e.get("text", "").startswith("Said of") for e in kept["episodes"].values())
     else:
         state = json.loads((tmp_path / "run" / "tasks.jsonl").read_text().splitlines()[0])
         assert state["id"] in {d["about"]["subject"] for d in own}
