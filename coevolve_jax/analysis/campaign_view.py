@@ -215,7 +215,9 @@ def _rollouts(first: Mapping[str, Any], evidence: Mapping[str, Any]) -> dict[str
 
     A version that is trained in full goes on from its first steps, so these stand in the ledger.
     """
-    of = lambda costs: sum(n for key, n in costs.items() if key.startswith("rollouts/"))
+    of = lambda costs: sum(
+        n for key, n in costs.items() if key.removeprefix("explorer/").startswith("rollouts/")
+    )
     finished = {seed: of(costs) for seed, costs in evidence.get("costs", {}).items()}
     return finished or evidence.get("rollouts") or first.get("rollouts") or {}
 

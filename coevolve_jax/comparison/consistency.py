@@ -47,7 +47,7 @@ def _check_end(config: Mapping[str, Any], steps: int, costs: Mapping[str, float]
     A run ends after the step that spends its budget, so it is over it by less than one step.
     """
     budget = config.get("budget", {}).get("rollouts", 0)
-    spent = sum(n for key, n in costs.items() if key.startswith("rollouts/"))
+    spent = sum(n for key, n in costs.items() if key.removeprefix("explorer/").startswith("rollouts/"))
     batch = config["rollout"]["tasks_per_step"] * config["rollout"]["group_size"]
     most = (1 + SPARE) * budget + batch
     if budget and spent > most:

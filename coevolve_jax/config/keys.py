@@ -275,9 +275,8 @@ EVOLUTION = dict(
 
 # What training may cost, besides config.steps: whichever comes first ends it.
 BUDGET = dict(
-    # Training rollouts of every role (policy, probe, branch): it ends after the step in which the ledger
-    # reaches so many; 0: no bound. Evolutions keep the steps that config.steps gives them. Those of
-    # explorer.wording are not charged, since D_0 has some too; a comparison's column `rollouts` has them.
+    # Training rollouts of every role (policy, probe, branch, wording): it ends after the step in which the
+    # ledger reaches so many; 0: no bound. Evolutions keep the steps that config.steps gives them.
     rollouts=Key(0, least=0),
 )
 

@@ -22,6 +22,7 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Hint, Outcome, Task, Trajectory
 
 ROLLOUTS = "rollouts/"  # before the role, in the ledger
+EXPLORER = "explorer/"  # before the keys of what an explorer costs, in the ledger
 
 
 class Roller:

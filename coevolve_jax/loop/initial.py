@@ -15,8 +15,8 @@ from tqdm import tqdm
 from coevolve_jax import build, names
 from coevolve_jax import config as configs
 from coevolve_jax.explorers.base import Answers
+from coevolve_jax.loop.collect import EXPLORER
 from coevolve_jax.loop.evaluate import evaluate_held_out
-from coevolve_jax.loop.lab import EXPLORER
 from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.prompting import Question
-from coevolve_jax.loop.collect import Roller
+from coevolve_jax.loop.collect import EXPLORER, Roller
 from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
@@ -20,8 +20,6 @@ from coevolve_jax.types import Context, Evidence, Group, Task
 
 if TYPE_CHECKING:  # synthesis alone needs no learner
     from coevolve_jax.loop.services import Services
-
-EXPLORER = "explorer/"
 
 
 def explorer_costs(ledger: Mapping[str, float]) -> Counter:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coevolve_jax.loop.collect import ROLLOUTS
+from coevolve_jax.loop.collect import EXPLORER, ROLLOUTS
 from coevolve_jax.records.logs import encode
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -53,8 +53,8 @@ class RunState:
 
     @property
     def rollouts(self) -> int:
-        """Training rollouts so far, of every role (loop/collect.py); not those of an explorer's wording."""
-        return sum(n for key, n in self.ledger.items() if key.startswith(ROLLOUTS))
+        """Training rollouts so far, of every role (loop/collect.py) and of an explorer's wording."""
+        return sum(n for key, n in self.ledger.items() if key.removeprefix(EXPLORER).startswith(ROLLOUTS))
 
     def to_json(self) -> dict:
         pending = {"pending": json.loads(encode(self.pending))} if self.pending else {}

@@ -86,12 +86,8 @@ def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tm
         ({"rollouts/policy": 60, "rollouts/probe": 40}, 3, None, True),
         ({"rollouts/policy": 60, "rollouts/branch": 30, "rollouts/arena": 10}, 3, None, True),
         ({"rollouts/policy": 100}, 3, {"row": {}}, False),  # its evolution is still to come
-        (
-            {"rollouts/policy": 10, "sampled_tokens/policy": 900, "explorer/rollouts/wording": 99},
-            3,
-            None,
-            False,
-        ),
+        ({"rollouts/policy": 10, "sampled_tokens/policy": 900, "explorer/llm_tokens": 99}, 3, None, False),
+        ({"rollouts/policy": 10, "explorer/rollouts/wording": 90}, 3, None, True),
         ({"rollouts/policy": 10}, 60, None, True),  # config.steps
     ],
 )
