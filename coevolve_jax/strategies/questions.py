@@ -14,6 +14,8 @@ from coevolve_jax.llm.prompting import Prompts, Question, call_line, line, seed_
 from coevolve_jax.strategies.base import Lab
 from coevolve_jax.types import Call, Context, Task
 
+LONGEST = 120  # characters of a demand
+
 _prompts = Prompts(Path(__file__).parent / "prompts")
 _quoted = lambda text: json.dumps(line(text), ensure_ascii=False)
 
@@ -96,6 +98,19 @@ def grades(lab: Lab, tasks: Sequence[Task]) -> dict[str, int]:
     values = {t.id: {**_task(t), "calls": [call_line(call) for call in t.calls]} for t in tasks}
     said = {id: text.strip(". ") for id, text in _asked(lab, "grade", "middo", values, "abstractor").items()}
     return {id: int(text) if text in map(str, range(1, 11)) else 0 for id, text in said.items()}
+
+
+def demands(lab: Lab, wanted: Mapping[str, tuple[Task, Sequence]]) -> dict[str, str]:
+    """SEIF's demands in a user's words, by name; sentences beyond LONGEST characters count as no answer.
+
+    wanted: name -> (the task, its demand of strategies/seif.py).
+    """
+    values = {
+        name: {**_task(task), "demand": demand[0], "what": demand[1], "characters": LONGEST}
+        for name, (task, demand) in wanted.items()
+    }
+    said = _asked(lab, "demand", "seif", values)
+    return {name: text for name, text in said.items() if len(text) <= LONGEST}
 
 
 def _task(task: Task) -> dict[str, list[str]]:

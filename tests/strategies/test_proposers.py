@@ -262,11 +262,12 @@ def test_seif_pays_the_two_in_opposite_ways():
     task = made_up_task("t", np.random.default_rng(0))
     nothing = ended(task, (False, "", 0.0), (False, "", 0.0))
     partly = ended(task, (False, "", 0.25), (False, "", 0.5))
-    assert (seif.missed(nothing), seif.missed(None), seif.missed(partly)) == (1.0, 0.0, 0.625)
+    earned = lambda group: seif.instructed(seif.met(group))
+    assert (earned(nothing), seif.instructed([]), earned(partly)) == (1.0, 0.0, 0.625)
     lost = Group(
         task, tuple(dataclasses.replace(t, outcome=Outcome(0.0, False, False)) for t in nothing.trajectories)
     )
-    assert seif.missed(lost) == 0.0  # nobody answered
+    assert earned(lost) == 0.0  # nobody answered
     assert seif.met(partly) == [0.25, 0.5] and seif.met(solved(task, 1, 2)) == [1.0, 0.0]
     learned = {}
     for name in ("seif", "static"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from tests.loop.test_train import comparable
 from tests.strategies.test_agent_world import Arena, X
 from tests.strategies.test_hints import MOVE, POST
 from tests.strategies.test_learner_services import Registry, traces
+from tests.strategies.test_proposers import Lab as Drafts
 from tests.strategies.test_strategies import rows, settings
 from tests.support.method_cases import (
     Lab,
@@ -273,6 +275,97 @@ def test_a_success_by_other_actions_is_asked_about_again_and_a_long_sentence_is_
     assert "sentence" not in plain.observe(5, []).rows[-1]["shares"]
 
 
+# SEIF
+
+
+class AskedDrafts(Asked, Drafts):
+    """A lab whose drafts have tool_0 to tool_7, which are also the tools on offer."""
+
+    def offered(self, scenario):
+        return frozenset(f"tool_{n}" for n in range(8))
+
+
+def demanded(question) -> tuple[str, str]:
+    """The kind of demand that a question is about, and its number or tool."""
+    if found := re.search(r"at most (\d+) calls of tools", question.user):
+        return "few calls", found[1]
+    return "without", re.search(r"the tool (\w+) is not used", question.user)[1]
+
+
+def told(role, question):
+    kind, what = demanded(question)
+    return f"Please make at most {what} calls." if kind == "few calls" else f"Never use {what}."
+
+
+def seif_lab(says, rolled=None, **own):
+    config = config_of("seif", **{"explorer.name": "llm", "evolution.every": 1, "evolution.tasks": 6, **own})
+    lab = AskedDrafts(config, rolled or (lambda task, k: a_group(task, *[True] * k)))
+    lab.says = says
+    return build.strategy(config), lab, config
+
+
+def test_demands_stand_in_the_first_query_and_the_reference_meets_them():
+    strategy, lab, config = seif_lab(told)
+    for step in range(3):
+        assert strategy.evolve(step, lab).added == 6
+        strategy = again(strategy, config)
+    held = strategy.to_json()["demands"]
+    new = [task for task in lab.tasks if task.lineage.kind == "signal"]
+    assert held.keys() == {task.id for task in new if task.turns[0].query != "q"}
+    assert {kind for kind, _ in held.values()} == {"few calls", "without"}
+    assert {role for role, _ in lab.questions} == {"demand"} and len(lab.questions) > len(held)
+    for task in (task for task in new if task.id in held):
+        kind, what = held[task.id]
+        called = [call.name for call in task.calls]
+        assert task.turns[0].query == f"q {told('', SimpleNamespace(user=wording(kind, what)))}"
+        assert what == len(called) if kind == "few calls" else what not in called
+        # Its own calls meet the demand; one call more, or the tool, does not, and nor does a failure.
+        more = [*(a_step(name) for name in called), a_step(called[0] if kind == "few calls" else what)]
+        rollouts = (
+            a_rollout(task, 0, True), a_rollout(task, 1, True, more), a_rollout(task, 2, False, []),
+        )  # fmt: skip
+        assert strategy.met(Group(task, rollouts)) == [1.0, 0.5, 0.0]
+        advantages = [s.advantages[0] for s in strategy.compute_advantages([Group(task, rollouts)])]
+        assert advantages[0] > advantages[1] > advantages[2]
+
+
+def wording(kind, what) -> str:
+    return f"at most {what} calls of tools" if kind == "few calls" else f"the tool {what} is not used"
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "Please hurry.", "Use no tool_99 and no 77 calls.", "x 1 2 3 4 5 6 7" * 20]
+)
+def test_an_answer_without_the_demand_makes_none(answer):
+    strategy, lab, _ = seif_lab(lambda role, q: answer)
+    assert strategy.evolve(0, lab).added == 6 and lab.questions
+    new = [task.turns[0].query for task in lab.tasks if task.lineage.kind == "signal"]
+    assert new == ["q"] * 6 and strategy.to_json()["demands"] == {}
+    assert dict(strategy.to_json()["knobs"]).keys() >= {"demand"}
+
+
+def test_the_instructor_learns_to_demand_what_the_follower_does_not_heed():
+    """The follower solves every task, and makes one call too many in all of them."""
+
+    def rolled(task, k):
+        steps = [*(a_step(call.name) for call in task.calls), a_step(task.calls[0].name)]
+        return Group(task, tuple(a_rollout(task, m, True, steps) for m in range(k)))
+
+    strategy, lab, config = seif_lab(told, rolled)
+    for step in range(12):
+        strategy.evolve(step, lab)
+        strategy = again(strategy, config)
+    logits = dict(strategy.to_json()["knobs"]["demand"])
+    assert logits["few calls"] > logits["none"] + 1 and logits["few calls"] > logits["without"] + 1
+
+
+def test_where_rules_explore_or_demands_are_off_the_instructor_has_no_such_setting():
+    for own in ({"explorer.name": "scripted"}, {"demands": False}):
+        strategy, lab, _ = seif_lab(told, **own)
+        strategy.evolve(0, lab)
+        assert "demand" not in strategy.to_json()["knobs"] and not getattr(lab, "questions", [])
+
+
 # Middo
 
 
@@ -376,6 +469,7 @@ OWN = {
     "socratic": {"drafts": 1.0, "probe": 2, "goal": 2, "goal_probe": 2},
     "evolver": {"distilled": 1.0},
     "evolving_rl": {"near": 1},
+    "seif": {"probe": 2},
     "middo": {"lonely": 0.5},
 }
 ROLES = {
@@ -383,6 +477,7 @@ ROLES = {
     "socratic": "distil",
     "evolver": "distil",
     "evolving_rl": "distil",
+    "seif": "demand",
     "middo": "grade",
 }
 
@@ -424,6 +519,12 @@ def test_a_run_asks_the_model_and_goes_on_where_it_was(name, tmp_path):
         kept = json.loads((newest / "state.json").read_text())["state"]["strategy"]["state"]
         assert [skill for skill, _ in kept["knobs"]["skill"]][-1] == "sentence"
         assert any(e.get("text", "").startswith("Said of") for e in kept["episodes"].values())
+    elif name == "seif":
+        newest = max((tmp_path / "run" / "checkpoints").glob("step_*"))
+        demands = json.loads((newest / "state.json").read_text())["state"]["strategy"]["state"]["demands"]
+        first = {t["id"]: t["turns"][0]["query"] for t in rows(tmp_path / "run", "tasks.jsonl")}
+        assert demands and all(first[id].endswith(f" Said of {what}.") for id, (_, what) in demands.items())
+        assert sum("Said of" in query for query in first.values()) == len(demands)
     else:
         state = json.loads((tmp_path / "run" / "tasks.jsonl").read_text().splitlines()[0])
         assert state["id"] in {d["about"]["subject"] for d in own}

@@ -315,10 +315,12 @@ class Model:
         return json.dumps({"turns": [{"thought": "Fine.", "reason": "ok"}] * count})
 
     def say(self, system, user, rng):
-        """Answers a strategy: a grade, a yes, or a sentence that names what it was asked about."""
+        """Answers a strategy: a grade, a yes, a demand, or a sentence that names what it was asked about."""
         wanted = user.rpartition('"answer"')[2]
         if "whole number" in wanted:
             return json.dumps({"answer": str(rng.integers(1, 11))})
+        if named := re.search(r"and holds (\S+) (?:in digits|as it)", wanted):
+            return json.dumps({"answer": f"Said of {named[1]}."})
         tools = ", ".join(dict.fromkeys(row["tool"] for row in objects(user) if "tool" in row))
         return json.dumps({"answer": "yes" if '"yes"' in wanted else f"Said of {tools or 'it'}."})
 
