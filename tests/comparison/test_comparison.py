@@ -314,7 +314,7 @@ HEADROOM = ROOT / "docs" / "notes" / "headroom"
 @pytest.mark.parametrize(
     "name",
     [
-        "first", "seldom", "test", "options",
+        "first", "seldom", "test", "options", "placebo",
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("spread", "test_spread")),
     ],
 )  # fmt: skip
