@@ -1,1 +1,2 @@
-SHARED = ("base", "batches", "growth", "groups", "hints", "questions")  # files here that are no strategy
+# Files here that are no strategy.
+SHARED = ("base", "batches", "episodes", "growth", "groups", "hints", "questions")
