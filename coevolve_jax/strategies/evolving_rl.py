@@ -11,7 +11,7 @@ actions overlap. Each takes the place of a task that was drawn, an evolved one t
 evaluation nobody knows the actions, so the words of the queries decide, and the extractor takes its likeliest
 skill.
 
-A language model, where one explores, words the latest successes at each evolution. Its sentence is one more
+A language model, where one explores, words some new successes at each evolution. Its sentence is one more
 skill, and is chosen and paid like the others. A success without one has "none" in its place.
 
 Read against the authors' code. Faithful: rewards on other tasks, groups of different skills, one baseline for

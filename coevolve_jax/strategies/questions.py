@@ -6,6 +6,7 @@ The prompts are prompts/*.md. An answer is one line, which goes into other promp
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,7 @@ def principles(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int
         }
         for name, facts in shown.items()
     }
-    said = _asked(lab, "distil", "evolver_distil", values)
-    return {name: text for name, text in said.items() if len(text) <= characters}
+    return _asked(lab, "distil", "evolver_distil", values, most=characters)
 
 
 def successes(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int) -> dict[str, str]:
@@ -82,8 +82,7 @@ def successes(lab: Lab, shown: Mapping[str, Mapping[str, Any]], characters: int)
         }
         for id, facts in shown.items()
     }
-    said = _asked(lab, "distil", "evolving_rl", values)
-    return {id: text for id, text in said.items() if len(text) <= characters}
+    return _asked(lab, "distil", "evolving_rl", values, most=characters)
 
 
 def same(lab: Lab, pairs: Mapping[str, tuple[str, str]]) -> set[str]:
@@ -109,8 +108,7 @@ def demands(lab: Lab, wanted: Mapping[str, tuple[Task, Sequence]]) -> dict[str, 
         name: {**_task(task), "demand": demand[0], "what": demand[1], "characters": LONGEST}
         for name, (task, demand) in wanted.items()
     }
-    said = _asked(lab, "demand", "seif", values)
-    return {name: text for name, text in said.items() if len(text) <= LONGEST}
+    return _asked(lab, "demand", "seif", values, most=LONGEST)
 
 
 def _task(task: Task) -> dict[str, list[str]]:
@@ -118,12 +116,20 @@ def _task(task: Task) -> dict[str, list[str]]:
 
 
 def _asked(
-    lab: Lab, role: str, prompt: str, values: Mapping[str, Mapping[str, Any]], reader: str = ""
+    lab: Lab,
+    role: str,
+    prompt: str,
+    values: Mapping[str, Mapping[str, Any]],
+    reader: str = "",
+    most: float = math.inf,
 ) -> dict[str, str]:
-    """Asks one question for each name, and returns the usable answers by name. reader: as in `Lab.ask`."""
+    """Asks one question for each name, and returns the usable answers by name.
+
+    reader: as in `Lab.ask`. most: characters of a usable answer.
+    """
     questions: list[Question] = [
         _prompts.question(prompt, seed_of(prompt, name), {"subject": name}, **own)
         for name, own in values.items()
     ]
     answers = lab.ask(role, questions, reader=reader) if questions else []
-    return {name: said for name, said in zip(values, answers, strict=True) if said}
+    return {name: said for name, said in zip(values, answers, strict=True) if said and len(said) <= most}
