@@ -20,6 +20,7 @@ from coevolve_jax.harness import progress
 from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered, was_read
 from coevolve_jax.harness.records import Expectation, Skill, Verdict
 from coevolve_jax.harness.smoke import FIRST
+from coevolve_jax.records.costs import ROLLOUTS, total
 
 DUE = {  # part -> what is due
     "proposal": "is being proposed",
@@ -215,10 +216,7 @@ def _rollouts(first: Mapping[str, Any], evidence: Mapping[str, Any]) -> dict[str
 
     A version that is trained in full goes on from its first steps, so these stand in the ledger.
     """
-    of = lambda costs: sum(
-        n for key, n in costs.items() if key.removeprefix("explorer/").startswith("rollouts/")
-    )
-    finished = {seed: of(costs) for seed, costs in evidence.get("costs", {}).items()}
+    finished = {seed: total(costs, ROLLOUTS) for seed, costs in evidence.get("costs", {}).items()}
     return finished or evidence.get("rollouts") or first.get("rollouts") or {}
 
 

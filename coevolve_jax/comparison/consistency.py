@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.stats import HELP, SETS
+from coevolve_jax.records.costs import ROLLOUTS, total
 from coevolve_jax.records.files import read_lines
 
 LAST = "last_rollouts"
@@ -47,7 +48,7 @@ def _check_end(config: Mapping[str, Any], steps: int, costs: Mapping[str, float]
     A run ends after the step that spends its budget, so it is over it by less than one step.
     """
     budget = config.get("budget", {}).get("rollouts", 0)
-    spent = sum(n for key, n in costs.items() if key.removeprefix("explorer/").startswith("rollouts/"))
+    spent = total(costs, ROLLOUTS)
     batch = config["rollout"]["tasks_per_step"] * config["rollout"]["group_size"]
     most = (1 + SPARE) * budget + batch
     if budget and spent > most:

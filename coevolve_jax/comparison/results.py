@@ -28,6 +28,7 @@ from coevolve_jax.comparison.differences import (
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
+from coevolve_jax.records.costs import total
 from coevolve_jax.records.files import read_lines
 from coevolve_jax.types import GIVEN, mixed
 
@@ -88,24 +89,20 @@ def _costs(workdir: Path) -> dict[str, Any]:
     )
     metrics, tasks = (list(read_lines(workdir / f"{name}.jsonl")) for name in ("metrics", "tasks"))
     costs = ledger["costs"]
-    # An explorer that rolls tasks out books its rollouts among its own costs.
-    total = lambda prefix: sum(
-        n for key, n in costs.items() if key.removeprefix("explorer/").startswith(prefix)
-    )
     new = [t for t in tasks if t["lineage"]["kind"] not in GIVEN]
     first = [t["record"]["first_score"] for t in new if t["record"]["first_score"] is not None]
     weak = set(config.get("testbed", {}).get("weak_tools", ()))
     visits = sum(t["record"]["trained"] for t in tasks)
     return {
         "steps": summary.get("steps"),
-        "rollouts": total("rollouts/"),
+        "rollouts": total(costs, "rollouts/"),
         **{f"rollouts_{role}": costs.get(f"rollouts/{role}", 0) for role in ("policy", "probe", "branch")},
         "gradients": costs.get("gradients/influence", 0),
         **_lost(workdir, metrics),
-        "sampled_tokens": total("sampled_tokens/"),
+        "sampled_tokens": total(costs, "sampled_tokens/"),
         "learned_trajectories": costs.get("learned_trajectories", 0),
         "learned_tokens": costs.get("learned_tokens", 0),
-        "explorer_steps": total("environment_steps/"),
+        "explorer_steps": total(costs, "environment_steps/"),
         "llm_tokens": ledger["llm_tokens"],
         "money": ledger.get("money", 0.0),
         **({"explorer_model": summary["explorer_model"]} if "explorer_model" in summary else {}),

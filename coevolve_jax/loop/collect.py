@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.preemption import interruptible
+from coevolve_jax.records.costs import ROLLOUTS
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.rollout.utilization import Usage
@@ -20,9 +21,6 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Strategy, trajectories_of
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Hint, Outcome, Task, Trajectory
-
-ROLLOUTS = "rollouts/"  # before the role, in the ledger
-EXPLORER = "explorer/"  # before the keys of what an explorer costs, in the ledger
 
 
 class Roller:

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from coevolve_jax import build, names
 from coevolve_jax import config as configs
 from coevolve_jax.explorers.base import Answers
-from coevolve_jax.loop.collect import EXPLORER
 from coevolve_jax.loop.evaluate import evaluate_held_out
 from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
+from coevolve_jax.records.costs import EXPLORER
 from coevolve_jax.records.workdir import MADE, WARM_START
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for

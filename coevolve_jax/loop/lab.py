@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.prompting import Question
-from coevolve_jax.loop.collect import EXPLORER, Roller
+from coevolve_jax.loop.collect import Roller
+from coevolve_jax.records.costs import EXPLORER
 from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer

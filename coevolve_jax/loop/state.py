@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coevolve_jax.loop.collect import EXPLORER, ROLLOUTS
+from coevolve_jax.records.costs import ROLLOUTS, total
 from coevolve_jax.records.logs import encode
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -54,7 +54,7 @@ class RunState:
     @property
     def rollouts(self) -> int:
         """Training rollouts so far, of every role (loop/collect.py) and of an explorer's wording."""
-        return sum(n for key, n in self.ledger.items() if key.removeprefix(EXPLORER).startswith(ROLLOUTS))
+        return total(self.ledger, ROLLOUTS)
 
     def to_json(self) -> dict:
         pending = {"pending": json.loads(encode(self.pending))} if self.pending else {}
