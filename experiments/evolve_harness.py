@@ -9,6 +9,7 @@ save and it exits with status 75. docs/harness.md explains all of it.
     --gate=design     a person decides before each version is trained: --approve=v003, or --refuse=v003
     --gate=verdict    a person decides before each verdict counts
     --final           trains start and selected harness on fresh seeds, and reads the test, once
+    --reference=...   with --final: so is this harness, which the selected one is compared with
     --replay          judges everything again from the files; exit status 1 where anything differs
 """
 
@@ -49,6 +50,12 @@ _FINAL = flags.DEFINE_bool(
     "final", False, "At the end: train start and selected harness anew, read the test, once."
 )
 _FINAL_SEEDS = flags.DEFINE_string("final_seeds", "100:108", "Fresh seeds of --final.")
+_REFERENCE = flags.DEFINE_multi_string(
+    "reference",
+    [],
+    "With --final: also train this harness, and compare the selected one with it. A config file, or the "
+    "folder of another campaign. May be given several times.",
+)
 _REOPEN = flags.DEFINE_bool("reopen", False, "Read the test once more; the page says so.")
 flags.mark_flags_as_required(["config", "workdir"])
 
@@ -71,12 +78,14 @@ def run() -> int:
     from coevolve_jax import shipped
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
-    from coevolve_jax.harness import campaign, final, launch, loop, start, summary
+    from coevolve_jax.harness import campaign, claim, final, launch, loop, references, start, summary
     from coevolve_jax.harness.store import Store, cores_of_a_run
 
     config = _CONFIG.value
     if "harness" not in config:
         raise ValueError("The config has no section harness: start from configs/bfcl_harness.py.")
+    if _REFERENCE.value and not _FINAL.value:
+        raise ValueError(f"--reference={_REFERENCE.value[0]} has no effect without --final: give both.")
     given = {
         "versions": _VERSIONS.value,
         "seeds": _SEEDS.value and tuple(plan.parse_seeds(_SEEDS.value)),
@@ -108,6 +117,7 @@ def run() -> int:
         if began != cores:
             say(f"It was begun with {began} cores a run. Runs made here have {cores}, so other last digits.")
         store = Store(store_folder, first, programs, _JOBS.value, began)
+        others = {given: references.changes(given, config, store) for given in _REFERENCE.value}
         page = lambda: report.write_report(folder)
         evolution = loop.Evolution(found, config, store, say, page)
         if _REPLAY.value:
@@ -123,10 +133,10 @@ def run() -> int:
         print(summary.table(evolution))
         if _FINAL.value:
             fresh = plan.parse_seeds(_FINAL_SEEDS.value)
-            final.open_test(evolution, fresh, told, _REOPEN.value)
+            final.open_test(evolution, fresh, told, _REOPEN.value, others)
             final.read(evolution, fresh)
             page()
-            print(final.table(final.result_of(folder)))
+            print(claim.table(final.result_of(folder)))
     return 0
 
 

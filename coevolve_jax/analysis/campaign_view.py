@@ -296,11 +296,19 @@ def _final(campaign: Campaign) -> dict | None:
         "opened": opened,
         "gains": [{"label": k, "meaning": told, **gains.get(k, none)} for k, told in GAINS.items()],
         "parts": [[name, result.get(name)] for name in ("luck_of_seeds", "luck_of_tasks", "optimism")],
-        "transfer": [{"label": name, **row} for name, row in result.get("transfer", {}).items()],
+        "transfer": _labelled(result.get("transfer", {})),
+        "over": [
+            {"name": name, "given": result["given"][name], "transfer": _labelled(found["transfer"])}
+            for name, found in result.get("over", {}).items()
+        ],
         "openings": result.get("openings"),
         "lost": result.get("lost", {}),
         "engines": result.get("engines", ""),
     }
+
+
+def _labelled(rows: Mapping[str, Mapping]) -> list[dict]:
+    return [{"label": name, **row} for name, row in rows.items()]
 
 
 def _read(campaign: Campaign) -> bool:

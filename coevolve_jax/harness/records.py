@@ -67,9 +67,14 @@ class Proposal:
 
     @classmethod
     def from_json(cls, data: Mapping) -> Proposal:
-        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in data["changes"].items()}
+        changes = changes_from_json(data["changes"])
         expects = data["expects"] and Expectation(**data["expects"])
         return cls(**{**data, "changes": changes, "expects": expects})
+
+
+def changes_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of a config as they were before JSON wrote their tuples as lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
 @dataclasses.dataclass(frozen=True)

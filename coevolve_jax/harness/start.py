@@ -8,6 +8,8 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.envs.family import load
 
+RECORDED = {"logging.rollouts_every": 1, "logging.evaluations": True}  # whole groups are kept on disk
+
 
 def without_harness(config: ConfigDict) -> ConfigDict:
     """The config of an ordinary run: without the sections of the campaign."""
@@ -55,14 +57,21 @@ def settled(config: ConfigDict) -> ConfigDict:
             f"config.evaluation.queries is {c.evaluation.queries}: it must be 0 in a campaign, which would "
             "count rollouts without answers as failures."
         )
+    pinned = {f"evaluation.{key}": c.rollout[key] for key in _unset_limits(c)}
+    return configs.override(c, {**pinned, **RECORDED})
+
+
+def settled_as(config: ConfigDict, first: ConfigDict) -> ConfigDict:
+    """The config of ordinary runs, evaluated and recorded as those of a campaign.
+
+    first: of the campaign's v000. A limit of evaluations that `config` sets itself stays.
+    """
+    pinned = {f"evaluation.{key}": first.evaluation[key] for key in _unset_limits(config)}
+    return configs.override(without_harness(config), {**pinned, **RECORDED, "seed": first.seed})
+
+
+def _unset_limits(config: ConfigDict) -> list[str]:
+    """The limits of evaluations that are those of training."""
+    c = config
     limits = [key for key in c.evaluation if key in c.rollout and key != "temperature"]
-    default = {key: keys.REQUIRED[f"evaluation.{key}"].default for key in limits}
-    pinned = {key: c.rollout[key] for key in limits if c.evaluation[key] == default[key]}
-    return configs.override(
-        c,
-        {
-            **{f"evaluation.{key}": value for key, value in pinned.items()},
-            "logging.rollouts_every": 1,
-            "logging.evaluations": True,
-        },
-    )
+    return [key for key in limits if c.evaluation[key] == keys.REQUIRED[f"evaluation.{key}"].default]

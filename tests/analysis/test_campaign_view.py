@@ -14,7 +14,7 @@ from coevolve_jax.harness import campaign
 from coevolve_jax.harness.campaign import Campaign
 from tests.harness.support import files
 from tests.support.browsing import PHONE, address, browser, needs_browser, visit  # noqa: F401
-from tests.support.campaign_cases import DIAGNOSTICS, fake_campaign
+from tests.support.campaign_cases import DIAGNOSTICS, REFERENCE, fake_campaign
 from tests.support.report_cases import poisoned
 
 EVIL = '"><img src=x onerror="alert(1)"><script>alert(2)</script>'
@@ -144,11 +144,11 @@ def test_registry_skills_and_the_reading_of_the_test(whole):
     held = {s["id"]: (s["held"], s["trust"]) for s in view["skills"] if s["held"]}
     assert held == {"too-slow": (["v001"], 2 / 3)}
     rows = list(csv.DictReader((folder / "final" / "readings.csv").open()))
-    gain = lambda seeds, tasks: [
+    gain = lambda seeds, tasks, than="start": [
         float(a["success"]) - float(b["success"])
         for a in rows
         for b in rows
-        if (a["harness"], b["harness"]) == ("selected", "start")
+        if (a["harness"], b["harness"]) == ("selected", than)
         and all(a[key] == b[key] for key in ("seeds", "seed", "tasks", "protocol"))
         and (a["seeds"], a["tasks"], a["protocol"]) == (seeds, tasks, "P1")
     ]
@@ -163,7 +163,12 @@ def test_registry_skills_and_the_reading_of_the_test(whole):
     assert cards["Claim"][0] == f"{100 * claim['value']:+.1f} points" and "2 fresh seeds" in cards["Claim"][1]
     assert view["freeze"]["state"] == cards["Files"][0] == "intact" and len(final["opened"]) == 1
     assert (final["openings"], final["engines"]) == (1, "")
-    assert final["lost"] == {"start": 0, "selected": 0}
+    assert final["lost"] == {"start": 0, "selected": 0, "reference_1": 0}
+    (over,) = final["over"]
+    values = gain("F", "T", "reference_1")
+    assert (over["name"], over["given"], len(over["transfer"])) == ("reference_1", REFERENCE, 5)
+    assert over["transfer"][0]["label"] == "P1" and len(values) == 2
+    assert over["transfer"][0]["value"] == pytest.approx(sum(values) / 2)
 
 
 def test_a_test_that_is_read_once_more_claims_nothing_until_it_is_read(whole, tmp_path):
@@ -268,7 +273,7 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     for name, seeds in (("SD", 1), ("FT", 3)):
         result["gain"][name] |= {"low": None, "high": None, "seeds": seeds}
     result |= {
-        "lost": {"start": 1, "selected": 7},
+        "lost": {"start": 1, "selected": 7, "reference_1": 0},
         "openings": 3,
         "engines": "The selection set was read by another engine.",
     }
@@ -279,7 +284,9 @@ def test_the_page_in_a_browser(folders, visit, tmp_path):
     assert "one seed: none" in row("SD") and "all seeds alike: none" in row("FT")
     said = test.inner_text()
     assert "Openings of this test by the campaigns of the store: 3." in said and result["engines"] in said
-    assert "Trials lost: 1 of the start, 7 of the selected harness." in said
+    assert "Trials lost: 1 of start, 7 of selected, 0 of reference 1." in said
+    assert f"Selected harness − reference 1, which is {REFERENCE}." in said
+    assert test.get_by_role("table").filter(has_text="over reference 1").get_by_role("row").count() == 1 + 5
     # Hostile text is text, and a campaign that goes on fits on a phone.
     other = shutil.copytree(half, tmp_path / "half", symlinks=True)
     for path in [*other.glob("versions/v00[23]/*.json")]:

@@ -11,11 +11,13 @@ import pytest
 import scipy.stats
 
 from coevolve_jax import config as configs
-from coevolve_jax.harness import evidence, final, start
+from coevolve_jax.harness import claim, evidence, final, references, start
 from coevolve_jax.harness.campaign import Tampered
 from coevolve_jax.harness.store import Store
 from coevolve_jax.testing.campaign import MADE_UP, truth
-from tests.harness.support import Kept, config, cut, evolution, rehash
+from tests.harness.support import WITH_MADE_UP, Kept, config, cut, evolution, rehash
+from tests.support import forked
+from tests.support.paths import ROOT
 
 
 class Lacking(Kept):
@@ -67,13 +69,13 @@ def test_another_engine_of_the_campaigns_own_evaluations_is_said_beside_the_luck
     row = {"value": 0.1, "low": None, "high": None}
     luck = dict.fromkeys(("luck_of_seeds", "luck_of_tasks", "optimism"), 0.0)
     result = {"gain": dict.fromkeys(("SD", "FD", "FT"), row), **luck, "openings": 2}
-    assert final.table({**result, "engines": said}).endswith(f" 2\n{said}")
-    assert final._engines(config()) == "" and final.table({**result, "engines": ""}).endswith(" 2")
+    assert claim.table({**result, "engines": said}).endswith(f" 2\n{said}")
+    assert final._engines(config()) == "" and claim.table({**result, "engines": ""}).endswith(" 2")
 
 
 def test_both_sides_of_the_luck_of_tasks_are_read_at_the_temperature_of_the_campaign():
     c = configs.override(config(), {"evaluation.temperature": 0.5, "engine.dtype": "bfloat16"})
-    given = {name: protocol.given(c) for name, protocol in final.PROTOCOLS.items()}
+    given = {name: protocol.given(c) for name, protocol in claim.PROTOCOLS.items()}
     told = {name: flags[1] for name, flags in given.items()}
     assert told == {
         name: f"--temperature={t}" for name, t in zip(given, (0.5, 0.0, 0.7, 0.5, 0.5), strict=True)
@@ -84,7 +86,7 @@ def test_both_sides_of_the_luck_of_tasks_are_read_at_the_temperature_of_the_camp
 def test_the_gains_are_those_of_the_rows(ended):
     folder = ended.campaign.folder / "final"
     rows = list(csv.DictReader(open(folder / "readings.csv")))
-    assert len(rows) == 2 * 5 * (1 + len(final.PROTOCOLS))  # harnesses x seeds x readings
+    assert len(rows) == 2 * 5 * (1 + len(claim.PROTOCOLS))  # harnesses x seeds x readings
 
     def gain(seeds: str, tasks: str, protocol: str = "P1") -> float:
         chosen = [r for r in rows if (r["seeds"], r["tasks"], r["protocol"]) == (seeds, tasks, protocol)]
@@ -108,16 +110,111 @@ def test_the_gains_are_those_of_the_rows(ended):
     held = np.minimum(1, np.maximum.accumulate(np.array(p)[order] * (4, 3, 2, 1)))
     assert np.array(adjusted)[order] == pytest.approx(held)
     transfer = {name: found["value"] for name, found in result["transfer"].items()}
-    assert transfer == pytest.approx({name: gain("F", "T", name) for name in final.PROTOCOLS})
+    assert transfer == pytest.approx({name: gain("F", "T", name) for name in claim.PROTOCOLS})
     # The made-up truth: three times the learning rate is worth 12 points, and so once more.
     known = ended.versions
     true = truth(known.config(ended.campaign.selected())) - truth(known.config("v000"))
     assert true == pytest.approx(0.24, abs=0.01) and result["gain"]["FT"]["value"] == pytest.approx(
         true, abs=0.03
     )
-    assert "the claim" in final.table(result)
+    assert "the claim" in claim.table(result)
     assert all((r["lost"], r["worst"]) == ("0", r["success"]) for r in rows)
-    assert result["lost"] == {"start": 0, "selected": 0} and "lost" not in final.table(result)
+    assert result["lost"] == {"start": 0, "selected": 0} and "lost" not in claim.table(result)
+
+
+OTHER = "configs/bfcl_harness.py:start=textbook"
+
+
+def test_references_are_read_beside_it_and_the_differences_are_those_of_the_rows(tmp_path, monkeypatch):
+    """One is a config file, the other what a campaign from another start has selected."""
+    monkeypatch.chdir(ROOT)
+    other = evolution(tmp_path / "other", "leash", versions=2)
+    other.run()
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    found.run()
+    c, seeds = config("slow", versions=1), ("100", "101", "102")
+    given = [OTHER, str(tmp_path / "other")]
+    others = {name: references.changes(name, c, found.store) for name in given}
+    assert {"learner.learning_rate", "learner.aggregate", "learner.kl_coef"} < {*others[OTHER]}
+    mine = other.versions.config(other.campaign.selected())
+    assert others[given[1]]["learner.learning_rate"] == mine.learner.learning_rate
+    final.open_test(found, [100, 101, 102], {}, False, others)
+    final.open_test(found, [100, 101, 102], {}, False)  # the same command without them goes on
+    final.read(found, [100, 101, 102])
+    folder = found.campaign.folder / "final"
+    rows = list(csv.DictReader(open(folder / "readings.csv")))
+    result, p = final.result_of(found.campaign.folder), {}
+    assert {r["harness"] for r in rows} == {"start", "selected", "reference_1", "reference_2"}
+    assert result["given"] == dict(zip(("reference_1", "reference_2"), given, strict=True))
+    for name, over in result["over"].items():
+        for way, told in over["transfer"].items():
+            by = {
+                (r["harness"], r["seed"]): float(r["success"])
+                for r in rows
+                if (r["seeds"], r["tasks"], r["protocol"]) == ("F", "T", way)
+            }
+            ours, theirs = ([by[h, s] for s in seeds] for h in ("selected", name))
+            assert told["value"] == pytest.approx(np.subtract(ours, theirs).mean())
+            assert told["p"] == pytest.approx(scipy.stats.ttest_rel(ours, theirs).pvalue)
+            p[name, way] = told["p"], told["p_holm"]
+    least, most = sorted(p[name, "P1"] for name in result["over"])
+    assert least[1] == pytest.approx(min(1, 2 * least[0]))
+    assert most[1] == pytest.approx(max(least[1], most[0]))
+    known = found.versions  # and the made-up truth
+    theirs = configs.override(known.config("v000"), others[OTHER])
+    true = truth(known.config(found.campaign.selected())) - truth(theirs)
+    value = result["over"]["reference_1"]["transfer"]["P1"]["value"]
+    assert value == pytest.approx(true, abs=0.03)
+    assert f"reference_1: {OTHER}\nselected over reference_1" in claim.table(result)
+    assert final.differences(found) == []
+    path = folder / "opened.json"
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace('"learner.kl_coef": 0.04', '"evaluation.tasks": 1'))
+    rehash(found.campaign.folder)
+    says = "changes config.evaluation.tasks, which no reference may"
+    assert any(says in sentence for sentence in final.differences(found))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("configs/bfcl_harness.py:fault=slow", "is the campaign's start itself"),
+        ("configs/bfcl_tiny.py", "differs from the campaign's start in config.steps, which is no lever"),
+        ("configs/textworld_tiny.py", "differs from the campaign's start in config.model"),
+        ("tests", "holds no campaign.json"),
+        ("configs/nothing.py", "configs/nothing.py is no Python file"),
+        ("{unfinished}", "is a campaign that is not over"),
+    ],
+)
+def test_a_reference_that_could_not_be_compared_is_refused(given, says, over, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    unfinished = evolution(tmp_path / "unfinished", "slow").campaign.folder
+    with pytest.raises(ValueError, match=re.escape(says)):
+        references.changes(given.format(unfinished=unfinished), config("slow", versions=2), over.store)
+
+
+def test_a_reference_with_another_strategy_brings_its_settings(over, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    given = "configs/bfcl_harness.py:strategy=blame,fault=slow"
+    found = references.changes(given, config("slow", versions=2), over.store)
+    assert found["strategy.name"] == "blame"
+    assert all(key.startswith(("strategy.", "evolution.")) for key in found)
+
+
+def test_the_program_reads_the_test_with_a_reference(tmp_path, quick):
+    flags = [f"--config={ROOT}/configs/bfcl_harness.py:fault=slow", f"--workdir={tmp_path}/campaign"]
+    flags += ["--versions=1", "--seeds=0", "--diagnostics=fixed", "--audit=none"]
+    run = lambda *more: forked.run_after(WITH_MADE_UP, "evolve_harness", tmp_path, quick, *flags, *more)
+    reference = f"--reference={ROOT}/configs/bfcl_harness.py:start=textbook"
+    early = run(reference)
+    assert early.returncode and "has no effect without --final: give both" in early.stderr
+    assert not (tmp_path / "campaign").exists()
+    done = run(reference, "--final", "--final_seeds=100:102")
+    assert done.returncode == 0, done.stderr
+    assert f"reference_1: {ROOT}/configs/bfcl_harness.py:start=textbook\n" in done.stdout
+    assert re.search(r"selected over reference_1 +[+-]\d+\.\d points .*\(Holm, of 1\)", done.stdout)
+    again = run("--replay")
+    assert (again.returncode, again.stdout) == (0, "Everything is as the runs give it.\n"), again.stdout
 
 
 LOST = {
@@ -131,20 +228,21 @@ LOST = {
 def test_a_harness_gains_nothing_by_losing_what_it_fails(counts):
     """The start solves half of the tasks. The selected harness solves no more, and loses trials."""
     sides = {"start": [[2, 2]] * 20 + [[0, 2]] * 20, "selected": counts}
-    read = [("D", "P1"), *(("T", name) for name in final.PROTOCOLS)]
+    read = [("D", "P1"), *(("T", name) for name in claim.PROTOCOLS)]
     found = [
-        (final.Reading(h, "v", kind, seed, *how), evidence.Selection(dict(enumerate(own)), {}))
+        (claim.Reading(h, "v", kind, seed, *how), evidence.Selection(dict(enumerate(own)), {}))
         for h, own in sides.items()
         for kind, seed in (("S", 0), ("F", 100), ("F", 101))
         for how in read
     ]
     readings = final._told(found)
-    result, lost = final.result(readings), sum(2 - n for _, n in counts)
+    result, lost = claim.result(readings), sum(2 - n for _, n in counts)
     values = [row["value"] for row in (*result["gain"].values(), *result["transfer"].values())]
     assert len(values) == 4 + 5 and max(values) <= 0
     assert any(r.success > 0.5 for r in readings) and all(r.worst <= 0.5 for r in readings)
     assert result["lost"] == {"start": 0, "selected": 3 * 5 * lost}  # P4 has the rollouts of P1
-    assert f"trials lost, of start and selected           0 and {15 * lost}\n" in final.table(result)
+    told = f"0 of start, {15 * lost} of selected"
+    assert f"trials lost                                  {told}\n" in claim.table(result)
 
 
 def test_lost_trials_stand_in_the_row_of_their_run(ended):
@@ -253,7 +351,7 @@ def test_one_start_has_the_test_of_its_own_seed_and_all_is_asked_on_it(ended, ke
     assert sealed.start is None and sealed.config.evaluation.seed == final.TEST_SEED
     assert final.TEST_SEED not in {job.config.evaluation.seed for job in kept.jobs if job is not sealed}
     asked = {q.flags for q in kept.questions if q.workdir == sealed.workdir}
-    given = {p.given(ended.versions.config("v000")) for p in final.PROTOCOLS.values()}
+    given = {p.given(ended.versions.config("v000")) for p in claim.PROTOCOLS.values()}
     assert asked == given
     others = {q.flags for q in kept.questions if q.workdir != sealed.workdir}
     assert others == {("--temperature=0",)}  # the canary
@@ -327,6 +425,6 @@ def test_a_reading_that_was_taken_away_stands_in_the_store(ended):
     assert [path.name for path in (folder / "final").glob("opened*")] == [f"opened_{before + 1}.json"]
     final.read(ended, [400, 401])
     result = final.result_of(folder)
-    assert result["openings"] == before + 1 and final.table(result).endswith(f" {before + 1}")
+    assert result["openings"] == before + 1 and claim.table(result).endswith(f" {before + 1}")
     other = evolution(folder.with_name("other"), "slow", versions=2)  # begun anew over the same store
     assert len(final.openings(other)) == before + 1

@@ -9,7 +9,7 @@ import pytest
 
 from coevolve_jax.comparison import cells
 from coevolve_jax.harness import launch, start, store
-from coevolve_jax.harness.final import PROTOCOLS
+from coevolve_jax.harness.claim import PROTOCOLS
 from coevolve_jax.harness.store import Job, Question, Store, cores_of_a_run
 from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config

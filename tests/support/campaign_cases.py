@@ -8,7 +8,7 @@ import numpy as np
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
-from coevolve_jax.harness import campaign, final, loop, start
+from coevolve_jax.harness import campaign, final, loop, references, start
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.harness.proposers.scripted import Scripted
 from coevolve_jax.harness.records import Expectation, Proposal
@@ -34,6 +34,7 @@ DIAGNOSTICS = [
             ("v000 seed 0", "v001 seed 0"), None),
     ),
 ]  # fmt: skip
+REFERENCE = "configs/bfcl_harness.py:start=textbook"
 REJECTED = [
     {"seed": 0, "task": f"held_out-{n}", "rollout": 1, "why": f"File {n} is still there."} for n in (0, 2)
 ]
@@ -124,6 +125,7 @@ def fake_campaign(folder: Path) -> tuple[Path, Path]:
             if version == "v003":
                 shutil.copytree(whole, half, symlinks=True)
             found.decide(version, True, "")
-    final.open_test(found, [100, 101], {"date": "2026-11-25"}, reopen=False)
+    others = {REFERENCE: references.changes(REFERENCE, c, store)}
+    final.open_test(found, [100, 101], {"date": "2026-11-25"}, reopen=False, others=others)
     final.read(found, [100, 101])
     return whole, half

@@ -373,6 +373,8 @@ const gainTable = (head, rows, tested = false) =>
       wide(e.meaning),
     ]),
   );
+const ways = (rows) => rows.map((e) => ({ ...e, meaning: PROTOCOLS[e.label] }));
+
 const theTest = ({ final }) => {
   if (!final) return null;
   const read = final.gains.filter((e) => e.value !== null);
@@ -387,7 +389,13 @@ const theTest = ({ final }) => {
       note(`${says} Only FT is claimed.`),
       note(`Openings of this test by the campaigns of the store: ${plain(final.openings ?? 1)}.`),
       Object.values(final.lost ?? {}).some(Boolean) &&
-        note(`Trials lost: ${plain(final.lost.start)} of the start, ${plain(final.lost.selected)} of the selected harness.`),
+        note(
+          "Trials lost: ",
+          Object.entries(final.lost)
+            .map(([name, lost]) => `${plain(lost)} of ${spaced(name)}`)
+            .join(", "),
+          ".",
+        ),
       Boolean(final.engines) && note(final.engines),
       forest(read, points, -reach, reach, ["--ink"]),
       gainTable("gain", read),
@@ -397,9 +405,13 @@ const theTest = ({ final }) => {
       ),
       gainTable(
         "FT, read in other ways",
-        final.transfer.map((e) => ({ ...e, meaning: PROTOCOLS[e.label] })),
+        ways(final.transfer),
         true,
       ),
+      (final.over ?? []).map((e) => [
+        note(`Selected harness − ${spaced(e.name)}, which is ${e.given}. Fresh seeds, test tasks.`),
+        gainTable(`over ${spaced(e.name)}`, ways(e.transfer), true),
+      ]),
     ],
   );
 };
