@@ -139,10 +139,9 @@ headroom: setup
 	$(RUN) experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \
 	  --planned=oracle-random,random-static,oracle-static --workdir=runs/headroom --jobs=2
 
-# Two processes the first time, which compiles: a third would compile much of what the others do. Then three, since one of
-# them often waits, for a server, a start or another process (9 min 43 s, and 7 min 20 s then).
+# Three processes, since one of them often waits: for a server, a start or another process.
 test: setup-test setup-sglang
-	$(RUN) -m pytest tests -m "not nightly" -n $(if $(wildcard .pytest_cache/d/compiled),3,2) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest tests -m "not nightly" -n 3 --dist loadfile --no-loadscope-reorder
 
 # The longest tests of runs and programs as wholes, which make test leaves out.
 test-nightly: setup-test setup-sglang

@@ -1,4 +1,4 @@
-"""What a campaign may claim, from the readings of its test.
+"""The claim of a campaign, from the readings of its test.
 
     gain(S, D)   the campaign's seeds, the selection set: what the campaign believed
     gain(F, D)   fresh seeds, the selection set

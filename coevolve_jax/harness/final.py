@@ -51,7 +51,7 @@ def harnesses(evolution: Evolution) -> list[Harness]:
 
 
 def _last_opened(evolution: Evolution) -> dict[str, Any]:
-    """What the last opening of the campaign's test wrote; {} if there was none."""
+    """The content of the last opened.json of the campaign; {} if there was no opening."""
     folder = evolution.campaign.folder / "final"
     notes = [json.loads(path.read_text()) for path in folder.glob("opened*.json")]
     return max(notes, key=lambda note: note.get("number", 1), default={})
