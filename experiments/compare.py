@@ -127,9 +127,11 @@ def run() -> list:
         settings = plan.grid(config, _GRID.value)
     if unknown := [name for name in _RUN.value if name not in _ARMS.value]:
         raise ValueError(f"--run={','.join(unknown)} is none of --arms={','.join(_ARMS.value)}.")
+    before = plan.read(folder)
+    settings = plan.as_before(before, settings)
     chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
     bundles = [bundle.read(Path(path)) for path in _JOIN.value]
-    joined = bundle.joined(plan.read(folder))
+    joined = [c for c in bundle.joined(before) if c not in chosen]
     joined += [c for b in bundles for c in b.cells if c not in chosen and c not in joined]
     made = {
         "config": configs.numbers(config.to_dict()),

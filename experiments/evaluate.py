@@ -130,7 +130,7 @@ def run() -> None:
     from coevolve_jax.analysis.scores import scores, table
     from coevolve_jax.envs import base
     from coevolve_jax.loop import inputs
-    from coevolve_jax.loop.evaluate import evaluate, versions
+    from coevolve_jax.loop.evaluate import evaluate, tally, versions
     from coevolve_jax.models import hf_io
     from coevolve_jax.planning import plan
 
@@ -198,9 +198,11 @@ def run() -> None:
     if several := len(set(sets.values())) > 1:  # they say different things: no number is of all of them
         counted["categories"] = sets
         groups = [g for g in groups if sets[g.task.id] == "iid"]
+        own = tally(groups, _ROLLOUTS.value, _TEMPERATURE.value)
+        result = dataclasses.replace(own, by_task=result.by_task, slow_retries=result.slow_retries)
     parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
     by_task = counted.get("by_task", result.by_task)
-    rows = scores(by_task, _ROLLOUTS.value, parts, alike)
+    rows = scores(by_task, _ROLLOUTS.value, parts, alike, together=not several)
     counts = [count for id, count in by_task.items() if not several or sets[id] == "iid"]
     solved, trials = (sum(count[i] for count in counts) for i in (0, 1))
     success = base.share(solved, trials, len(base.outcomes_of(groups)) - trials)
@@ -213,7 +215,7 @@ def run() -> None:
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
             "scoring": checked.pop("scoring") if checked else "the environment's own grading",
             "tasks": len(tasks),
-            **({"success_of": "the i.i.d. set; the scores below tell the sets apart"} if several else {}),
+            **({"success_of": "the i.i.d. set; scores and by_task have the others too"} if several else {}),
             "worked_examples": _SHOTS.value,
             "samples": _ROLLOUTS.value,
             "temperature": _TEMPERATURE.value,

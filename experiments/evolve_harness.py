@@ -106,7 +106,7 @@ def run() -> int:
         "date": f"{datetime.date.today()}",
     }
     found = campaign.begin(
-        folder, {"config": json.loads(configs.to_json(config)), "jobs": _JOBS.value, "told": told}
+        folder, {"config": json.loads(configs.to_json(config)), "told": {**told, "jobs": _JOBS.value}}
     )
     store_folder = Path(_STORE.value or folder / "store")
     with found.claimed():

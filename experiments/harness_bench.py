@@ -73,7 +73,7 @@ def run() -> None:
                 start, name = without_harness(config), f"{fault}_{arm}_{seed}"
                 plain = json.loads(configs.to_json(config))
                 begun = campaign.begin(
-                    folder / "campaigns" / name, {"config": plain, "jobs": _JOBS.value, "told": told}
+                    folder / "campaigns" / name, {"config": plain, "told": {**told, "jobs": _JOBS.value}}
                 )
                 with begun.claimed():
                     say(f"{fault}, {arm}, seed {seed}:")

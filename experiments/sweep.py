@@ -53,6 +53,7 @@ sbatch <<'END'
 #!/bin/bash
 #SBATCH --job-name=sweep
 #SBATCH --array=0-{last}
+#SBATCH --ntasks=1
 #SBATCH --gpus-per-task=1
 #SBATCH --time={hours}:00:00
 #SBATCH --requeue

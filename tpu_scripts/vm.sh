@@ -132,6 +132,7 @@ server() {
 learner() {
   take_chips "$1"
   export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$SHARED/compiled} # a resumed run compiles nothing
+  export PYTHONPATH=$CODE${PYTHONPATH:+:$PYTHONPATH} # modules of the user's own, in this checkout
   start learner "$HOME/venv-learner/bin/python" experiments/main.py "${@:2}"
   local second
   for ((second = 0; second < ${SETTLE:-15}; second++)); do # an option that is wrong shows soon

@@ -55,8 +55,9 @@ def headline(comparison: Comparison) -> dict:
     wanted = _wanted(plan)
     facts = [f"{name}: {plan[name]}" for name in ("date", "machine", "command") if plan.get(name)]
     lead = f"{len(arms)} arms over {len(seeds)} seeds, compared by {_metric(result)}."
-    if not result:
-        lead = f"The comparison is not finished: {finished} of {wanted} runs are."
+    if finished + len(comparison.failures) < wanted:
+        so_far = f" So far {len(result['arms'])} arms have runs." if result else ""
+        lead = f"The comparison is not finished: {finished} of {wanted} runs are.{so_far}"
     ended = f", {len(comparison.failures)} diverged" if comparison.failures else ""
     cards = [("Runs", f"{finished} of {max(len(cells), wanted)}", f"have finished{ended}")]
     for row in [row for row in result.get("planned") or () if row.get("difference") is not None][:3]:

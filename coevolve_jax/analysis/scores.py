@@ -14,20 +14,22 @@ def scores(
     num_rollouts: int,
     categories: Mapping[str, str],
     alike: Mapping[str, Any],
+    together: bool = True,
 ) -> list[dict]:
     """avg@k and best@k for k = num_rollouts, with 95% intervals: by category of a benchmark, and overall.
 
     Args:
       by_task: task id -> [successes, trials].
       categories: task id -> its category.
+      together: whether a row "all" follows several categories.
       alike: task id -> label shared by nearly equal tasks, which the bootstrap resamples together.
 
     Returns:
       Rows with category, tasks, trials, invalid (number of invalid rollouts), avg and best. avg: successes
       over trials. best: share of tasks solved by at least one rollout, among tasks whose k rollouts are all
       valid. Both are {"value", "low", "high"}, or None if no rollout is valid. If more than 1% of the
-      rollouts are invalid (stats.LOST), avg_if_invalid_failed and best_if_invalid_failed count them as
-      failures.
+      rollouts are invalid (stats.LOST), or more than 1% of the tasks are not in best, avg_if_invalid_failed
+      and best_if_invalid_failed count invalid rollouts as failures.
     """
 
     def estimate(counts: Mapping[str, Sequence[int]]) -> dict | None:
@@ -37,7 +39,7 @@ def scores(
 
     names = list(dict.fromkeys(categories.values()))
     rows = []
-    for name in names if len(names) == 1 else [*names, "all"]:
+    for name in [*names, "all"] if len(names) != 1 and together else names:
         asked = {t: c for t, c in by_task.items() if name in ("all", categories.get(t))}
         tried = {t: c for t, c in asked.items() if c[1]}
         whole = {t: [s > 0, 1] for t, (s, n) in tried.items() if n == num_rollouts}
@@ -45,7 +47,8 @@ def scores(
         invalid = num_rollouts * len(asked) - trials
         row = {"category": name, "tasks": len(tried), "trials": trials, "invalid": invalid}
         row |= {"avg": estimate(tried), "best": estimate(whole)}
-        if invalid > stats.LOST * num_rollouts * len(asked):
+        lost = len(asked) - len(whole) > stats.LOST * len(asked)  # for best
+        if lost or invalid > stats.LOST * num_rollouts * len(asked):
             row["avg_if_invalid_failed"] = estimate({t: [s, num_rollouts] for t, (s, _) in asked.items()})
             row["best_if_invalid_failed"] = estimate({t: [s > 0, 1] for t, (s, _) in asked.items()})
         rows.append(row)

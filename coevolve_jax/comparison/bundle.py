@@ -46,6 +46,7 @@ STARTS = {
     "iid_digest": "the i.i.d. held-out tasks",
     "balanced_digest": "the balanced held-out tasks",
     "queries_digest": "the held-out queries",
+    "model_digest": "the files of the base policy",
 }
 SHA = re.compile(r"[0-9a-f]{64}")
 
@@ -367,7 +368,7 @@ def _check_cell(
 def _check_starts(
     bundle: Bundle, runs: Iterable[tuple[Cell, Path, str]], known: dict[tuple, tuple[str, dict[str, str]]]
 ) -> None:
-    """Checks that all runs of a seed and setting begin with the same D_0 and held-out tasks.
+    """Checks that all runs of a seed and setting begin with the same policy, D_0 and held-out tasks.
 
     runs: each cell with a folder of its beginning, and its name. known: what the first of them began with;
     grows.
@@ -375,8 +376,10 @@ def _check_starts(
     for cell, workdir, name in runs:
         digests = results.start_digests(workdir)
         first, theirs = known.setdefault((cell.seed, tuple(cell.shared.items())), (name, digests))
+        if not theirs["model_digest"]:  # that run does not tell
+            theirs["model_digest"] = digests["model_digest"]
         for what, digest in digests.items():
-            if digest != theirs[what]:
+            if digest != theirs[what] and (digest or what != "model_digest"):
                 raise ValueError(
                     f"{bundle.name}: {_named(cell)}: {STARTS[what]} have the digest {digest!r}, and "
                     f"those of {first} {theirs[what]!r}: all runs of a seed begin alike, so run the "

@@ -39,6 +39,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
         *_unequal_budgets(by_seed),
         *_other_starts(rest, by_seed),
         *_other_held_out(by_seed),
+        *_other_policies(rest),
         *_other_models(rest),
         *_lost_in_training(rest),
     ]
@@ -142,6 +143,18 @@ def _other_held_out(by_seed: BySeed) -> list[str]:
                 "differ, for one, and what is compared between them differs in its tasks too."
             )
     return said
+
+
+def _other_policies(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says which runs began with which base policy, where it was not one and the same."""
+    of: dict[str, list[str]] = {}
+    for r in budget:
+        if r.get("model_digest"):
+            of.setdefault(str(r["model_digest"]), []).append(f"{r['arm']}, seed {r['seed']}")
+    if len(of) < 2:
+        return []
+    told = "; ".join(f"{digest} ({', '.join(runs)})" for digest, runs in of.items())
+    return [f"THE FILES OF THE BASE POLICY CHANGED BETWEEN RUNS, by their digests: {told}."]
 
 
 def _other_models(budget: Sequence[Mapping[str, Any]]) -> list[str]:

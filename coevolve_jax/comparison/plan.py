@@ -16,6 +16,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.comparison.arms import PLANNED, arm
 from coevolve_jax.config import idle
+from coevolve_jax.records.files import write_text
 
 
 class Cell(NamedTuple):
@@ -46,6 +47,7 @@ class Cell(NamedTuple):
 
 # Begins the name of a folder in which cells are checked before they move in (bundle.join).
 JOINING = ".join-"
+LEFT = (JOINING, "plan.json.tmp")  # what a kill may leave in a folder without a plan
 
 
 def _text(value: Any) -> str:
@@ -218,6 +220,16 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
                 "counts in Holm's correction."
             )
     return found
+
+
+def as_before(theirs: Mapping[str, Any] | None, settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings with their keys in the order of an earlier command, which names of columns and folders keep.
+
+    theirs: the plan in the folder; None: there is none.
+    """
+    known = (theirs or {}).get("settings", ())
+    alike = lambda setting: (k for k in known if k == json.loads(json.dumps(setting)))
+    return [{key: s[key] for key in next(alike(s), s)} for s in settings]
 
 
 def check_whole(folder: Path, theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> None:
@@ -417,7 +429,7 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
                 "choose another --workdir."
             )
         return theirs
-    if folder.is_dir() and any(not entry.name.startswith(JOINING) for entry in folder.iterdir()):
+    if folder.is_dir() and any(not entry.name.startswith(LEFT) for entry in folder.iterdir()):
         raise ValueError(
             f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
         )
@@ -428,7 +440,7 @@ def write(folder: Path, plan: Mapping[str, Any]) -> None:
     """Writes plan.json into the folder. Raises ValueError where that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "plan.json").write_text(json.dumps(plan, indent=1))
+        write_text(folder / "plan.json", json.dumps(plan, indent=1))
     except OSError as error:
         raise ValueError(
             f"{folder} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."

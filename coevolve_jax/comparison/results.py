@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import io
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_not
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.records.costs import total
-from coevolve_jax.records.files import read_lines
+from coevolve_jax.records.files import read_lines, write_text
 from coevolve_jax.types import GIVEN, mixed
 
 OUTCOMES = (
@@ -148,6 +149,7 @@ def read(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell], keep: boo
 
     keep: whether to write comparison.json, outcomes.csv and cells.csv into the folder.
     """
+    cells = list(dict.fromkeys(cells))  # none counts twice
     done = [c for c in cells if finished(c.workdir(folder))]
     over = [c for c in cells if ended(c.workdir(folder))]
     rows, budget = outcomes(folder, done), budgets(folder, over)
@@ -156,7 +158,7 @@ def read(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell], keep: boo
     if keep:
         for name, table in (("outcomes", rows), ("cells", budget)):
             _write_csv(folder / f"{name}.csv", table)
-        (folder / "comparison.json").write_text(json.dumps(result, indent=1))
+        write_text(folder / "comparison.json", json.dumps(result, indent=1))
     return result
 
 
@@ -279,11 +281,12 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as f:
-        names = dict.fromkeys(name for row in rows for name in row)
-        writer = csv.DictWriter(f, list(names), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def _tools(task: Mapping) -> set[str]:
@@ -297,9 +300,18 @@ def _content(task: Mapping) -> str:
 
 
 def start_digests(workdir: Path) -> dict[str, str]:
-    """Digests of the content of D_0 and of each held-out set; "" for a set that the run does not have."""
+    """Digests of the content of D_0, of each held-out set and of the base policy's files.
+
+    "" for a set that the run does not have, and for the policy where summary.json does not tell.
+    """
     initial = [t for t in read_lines(workdir / "tasks.jsonl") if t["lineage"]["kind"] == "initial"]
-    return {"initial_digest": _digest(map(_content, initial)), **_held_out_digests(workdir)}
+    path = workdir / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        "initial_digest": _digest(map(_content, initial)),
+        **_held_out_digests(workdir),
+        "model_digest": summary.get("versions", {}).get("config.model", ""),
+    }
 
 
 def _held_out_digests(workdir: Path) -> dict[str, str]:

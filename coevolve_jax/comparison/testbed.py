@@ -91,14 +91,35 @@ def _evaluated(
 
 
 def _check_starts(path: Path, costs: Iterable[Mapping[str, Any]]) -> None:
-    """Raises ValueError unless the runs of a seed began with the same tasks, trained on and held out."""
+    """Raises ValueError unless the runs of a seed began with the same policy, D_0 and held-out tasks."""
     known: dict[tuple[int, str], Any] = {}
     for r in costs:
         for name in (key for key in r if key.endswith("_digest") and r[key]):
             if known.setdefault((int(r["seed"]), name), r[name]) != r[name]:
+                what = "another base policy" if name == "model_digest" else "other tasks"
                 raise ValueError(
-                    f"{path}: {r['arm']}, seed {r['seed']}, has other tasks ({name} {r[name]}) than another "
+                    f"{path}: {r['arm']}, seed {r['seed']}, has {what} ({name} {r[name]}) than another "
                     "arm of this seed: leave it out."
+                )
+
+
+def _check_whole(path: Path, rows: Iterable[Mapping[str, Any]], costs: Iterable[Mapping[str, Any]]) -> None:
+    """Raises ValueError where the last evaluations of outcomes.csv lack trials that cells.csv tells of."""
+    last: dict[tuple[str, str, str], list[int]] = {}  # arm, seed, set -> step, trials asked for
+    for r in rows:
+        if r.get("samples"):
+            found = last.setdefault((r["arm"], r["seed"], r["set"]), [-1, 0])
+            if int(r["step"]) > found[0]:
+                found[:] = int(r["step"]), 0
+            found[1] += int(r["samples"]) * (int(r["step"]) == found[0])
+    for r in costs:
+        for key, told in r.items():
+            name = key.removesuffix("_trials_asked")
+            there = last.get((r["arm"], r["seed"], name))
+            if name != key and told and there and there[1] != int(float(told)):
+                raise ValueError(
+                    f"{path}: outcomes.csv has {there[1]} trials of {r['arm']}, seed {r['seed']} ({name}), "
+                    f"where cells.csv tells of {int(float(told))}: run {shipped.command('compare')} again."
                 )
 
 
@@ -125,6 +146,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict], dict[str,
             f"run {shipped.command('compare')} there first."
         )
     rows, costs = (results.read_csv(table) for table in tables if table)
+    _check_whole(path, rows, costs)
     costs = [{key: results.number(key, value) for key, value in r.items()} for r in costs]
     told = {"bundle": path.name, "digest": ""} | {key: found.get(key, "") for key in ("commit", "date")}
     return found, rows, costs, told

@@ -313,13 +313,16 @@ class Campaign:
 
     # ---- what may not change -------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raises Tampered, which names the file, for anything that is not as it was written."""
+    def check(self, code: bool = True) -> None:
+        """Raises Tampered, which names the file, for anything that is not as it was written.
+
+        code: whether the source files count too.
+        """
         for name in self._without_event():
             raise Tampered(f"{name} has no event in {self._events}: restore that file.")
-        self._check_files()
+        self._check_files(code)
 
-    def _check_files(self) -> None:
+    def _check_files(self, code: bool = True) -> None:
         events = self.events()
         if not events:
             raise Tampered(f"{self._events} holds no event: restore it, or run the campaign first.")
@@ -336,8 +339,9 @@ class Campaign:
         for version in self.versions():
             self._check_version(version)
         for name, digest in read_object(self.folder / "frozen.json").items():
-            code = name.startswith((f"{PACKAGE.name}/", "experiments/"))
-            _same((PACKAGE.parent if code else self.folder) / name, digest, name)
+            source = name.startswith((f"{PACKAGE.name}/", "experiments/"))
+            if code or not source:
+                _same((PACKAGE.parent if source else self.folder) / name, digest, name)
 
     def _check_version(self, version: str) -> None:
         """Raises Tampered where parts are of no form that the code reads, and for changed files of runs."""
@@ -369,8 +373,8 @@ class Campaign:
 def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
     """Makes the folder, or recognises it as this plan's.
 
-    plan: values that JSON can hold. Those under "told" (command, machine, date) may differ from the first
-      time; they are kept as they were.
+    plan: values that JSON can hold. Those under "told" (command, jobs, machine, date) may differ from the
+      first time; they are kept as they were.
 
     Raises ValueError if the folder holds another campaign or something else, or if the package is missing
     that reads the formulas of skills and diagnostics.

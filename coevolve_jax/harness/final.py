@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence, levers, references
-from coevolve_jax.harness.campaign import READ, START, UNREADABLE, reason
-from coevolve_jax.harness.claim import PROTOCOLS, Reading, result
+from coevolve_jax.harness.campaign import READ, START, UNREADABLE, Tampered, reason, was_read
+from coevolve_jax.harness.claim import HARNESSES, PROTOCOLS, Reading, result
 from coevolve_jax.harness.loop import Evolution
 from coevolve_jax.harness.records import changes_from_json
 from coevolve_jax.harness.store import Question, answer, config_changes, config_id, is_run
@@ -32,7 +32,7 @@ ENGINE = {"name": "native", "matmul_dtype": ""}  # by which the test is read, wh
 
 
 class Harness(NamedTuple):
-    """One of those that are trained anew. name: "start", "selected", "reference_1", and so on."""
+    """One of those that are trained anew. name: "start", "selected", or "reference_" and hex digits."""
 
     name: str
     version: str  # "" of a reference
@@ -48,6 +48,11 @@ def harnesses(evolution: Evolution) -> list[Harness]:
         changed = configs.override(first, changes_from_json(reference["changes"]))
         found.append(Harness(name, "", changed))
     return found
+
+
+def _reference(config: ConfigDict) -> str:
+    """Names a reference by its config, so that no other one's runs or readings pass for its own."""
+    return f"reference_{config_id(config)[:8]}"
 
 
 def _last_opened(evolution: Evolution) -> dict[str, Any]:
@@ -81,8 +86,9 @@ def open_test(
         "fresh_seeds": list(fresh),
     }
     if others:
-        named = enumerate(others.items(), 1)
-        told = {f"reference_{i}": {"given": given, "changes": changes} for i, (given, changes) in named}
+        first = evolution.versions.config(START)
+        named = {given: _reference(configs.override(first, changes)) for given, changes in others.items()}
+        told = {named[given]: {"given": given, "changes": changes} for given, changes in others.items()}
         own["references"] = json.loads(json.dumps(told))
     last = _last_opened(evolution)
     if before and own.items() <= last.items():
@@ -125,8 +131,15 @@ def _name(evolution: Evolution) -> str:
 
 
 def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
-    """Trains the harnesses on the fresh seeds and reads all runs. Goes on where it was killed."""
+    """Trains the harnesses on the fresh seeds and reads all runs. Goes on where it was killed.
+
+    What was read since the last opening is not read again.
+    """
     campaign, store = evolution.campaign, evolution.store
+    if was_read(campaign.events()):
+        if wrong := _misplaced(evolution, fresh):
+            raise Tampered(wrong[0])
+        return _read(evolution, fresh)
     folder, own = campaign.folder / "final", evolution.versions.config(START)
     if failed := store.begin(fresh):
         seed, why = next(iter(failed.items()))
@@ -153,13 +166,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
         writer.writerow(Reading._fields)
         writer.writerows(found)
     (folder / "readings.csv.tmp").replace(folder / "readings.csv")
-    others = _last_opened(evolution).get("references", {})
-    told = {
-        **result(found),
-        "given": {name: reference["given"] for name, reference in others.items()},
-        "openings": len(openings(evolution)),
-        "engines": _engines(own),
-    }
+    told = {**result(found), **_said(evolution), "openings": len(openings(evolution))}
     write_text(folder / "final.json", json.dumps(told, indent=1))
     raw += sorted(f"readings/{path.name}" for path in (folder / "readings").glob("*.json"))
     campaign.tell_final(*raw, "readings.csv", "final.json")  # the last one says that it is read
@@ -237,9 +244,11 @@ def differences(evolution: Evolution) -> list[str]:
         if wrong := sorted(there ^ {tuple(map(str, row)) for row in made}):
             told = ",".join(wrong[0])
             found.append(f"final/readings.csv differs from what the runs and final/readings give ({told}).")
-        kept, gains = result_of(evolution.campaign.folder), json.loads(json.dumps(result(made)))
-        if wrong := [key for key in gains if kept.get(key) != gains[key]]:
+        kept, told = result_of(evolution.campaign.folder), {**result(made), **_said(evolution)}
+        told = json.loads(json.dumps(told))
+        if wrong := [key for key in told if kept.get(key) != told[key]]:
             found.append(f"final/final.json differs from what the readings give ({wrong[0]}).")
+        found += _unopened(evolution, kept.get("openings", 0))
     except UNREADABLE as error:
         found.append(f"final/ cannot be made again from what is there ({reason(error)}).")
     return found
@@ -251,7 +260,11 @@ def _misplaced(evolution: Evolution, fresh: Iterable[int]) -> list[str]:
     config_of = {name: config for name, _, config in harnesses(evolution)}
     first = evolution.versions.config(START)
     for name, config in config_of.items():
-        if name.startswith("reference") and (key := references.frozen(config_changes(first, config))):
+        if name in HARNESSES:
+            continue
+        if name != _reference(config):
+            found.append(f"final/ has a {name}, which is not the name of its config.")
+        if key := references.frozen(config_changes(first, config)):
             found.append(f"final/ has a {name} that changes config.{key}, which no reference may.")
     for reading, run, _ in _rows(evolution, fresh):
         config, told = config_of[reading.harness], run.resolve()
@@ -263,6 +276,30 @@ def _misplaced(evolution: Evolution, fresh: Iterable[int]) -> list[str]:
     if not tasks.name.startswith(f"{config_id(config)}-"):
         found.append(f"final/tasks leads to {tasks}, which are other tasks than the test's.")
     return found
+
+
+def _unopened(evolution: Evolution, told: int) -> list[str]:
+    """Sentences on openings of the test that the store has noted and the campaign's folder does not tell of.
+
+    told: how many openings final.json tells of. Other campaigns may have opened the test since.
+    """
+    own = [note for note in openings(evolution) if note["campaign"] == _name(evolution)]
+    paths = sorted((evolution.campaign.folder / "final").glob("opened*.json"))
+    there = [json.loads(path.read_text()) for path in paths]
+    gone = [note for note in own if {k: v for k, v in note.items() if k != "campaign"} not in there]
+    found = [f"final/ lacks the opening {note['number']} that the store has noted." for note in gone]
+    if not max(len(own), len(there)) <= told <= len(openings(evolution)):
+        found.append(f"final/final.json tells of {told} openings of the test, which the store does not.")
+    return found
+
+
+def _said(evolution: Evolution) -> dict[str, Any]:
+    """What final.json tells besides the readings."""
+    others = _last_opened(evolution).get("references", {})
+    return {
+        "given": {name: reference["given"] for name, reference in others.items()},
+        "engines": _engines(evolution.versions.config(START)),
+    }
 
 
 def _engines(config: ConfigDict) -> str:

@@ -135,7 +135,8 @@ def _terms(formulas: Mapping[str, tuple[str, bool]]) -> Lever:
     """
     key = "reward.terms"
     new = {what: (what, -NEW_WEIGHT if what in BAD else NEW_WEIGHT) for what in rewards.TERMS}
-    new |= {name: (what, -NEW_WEIGHT if bad else NEW_WEIGHT) for name, (what, bad) in formulas.items()}
+    named = {name: (what.strip(), bad) for name, (what, bad) in formulas.items()}  # as `parse` reads it
+    new |= {name: (what, -NEW_WEIGHT if bad else NEW_WEIGHT) for name, (what, bad) in named.items()}
     names = {what: name for name, (what, _) in new.items()}
 
     def moves(config: ConfigDict) -> dict[str, Changes]:

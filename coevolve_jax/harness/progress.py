@@ -56,7 +56,7 @@ def training(campaign: Campaign) -> Training | None:
     name = expects.diagnostic if expects else ""
     now = lambda seed: trends.trend(configs.of_run(runs[seed]), rows[seed]).get(name)
     second = trends.mean(r["seconds"].get("step") for own in rows.values() for r in own if "seconds" in r)
-    side = min(plan.get("jobs", 1), seeds)
+    side = min((plan.get("told") or {}).get("jobs") or 1, seeds)
     missing = seeds * steps - sum(map(len, rows.values()))
     later = (campaign.left() - (version != START)) * seeds * plan["config"]["steps"]
     hours = lambda n: None if second is None else max(n, 0) * second / side / 3600

@@ -1,10 +1,11 @@
 """Harnesses that a campaign's selected one is compared with at the end: tuned by hand, or of other campaigns.
 
-    configs/bfcl_harness.py:start=tuned    a config file with its argument
-    runs/placebo                           the folder of another campaign, for what it selected
+    configs/bfcl_harness.py:start=textbook    a config file with its argument
+    runs/placebo                              the folder of another campaign, for what it selected
 
 A reference may differ from the start of the campaign in the keys of levers, and in any setting of a strategy
 or of evolution. With other tasks, another policy or another way to evaluate its runs could not be compared.
+All get as many rollouts: the batches have one size, and what spends more than batches ends sooner.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def changes(given: str, config: ConfigDict, runs: store.Store) -> levers.Changes
 
     given: as the user names it. config: of v000, with the section `harness`. runs: the campaign's.
 
-    Raises ValueError where it cannot be read or run, is the start itself, or differs in a key of no lever.
+    Raises ValueError where it cannot be read or run, is the start itself, differs in a key of no lever, or
+    has batches of another size; Tampered where a file of another campaign was changed.
     """
-    first = start.without_harness(config)
-    found = store.config_changes(first, _config(given, config, runs))
+    first, other = start.without_harness(config), _config(given, config, runs)
+    found = store.config_changes(first, other)
     if key := frozen(found):
         raise ValueError(
             f"--reference={given} differs from the campaign's start in config.{key}, which is no lever: "
@@ -38,6 +40,14 @@ def changes(given: str, config: ConfigDict, runs: store.Store) -> levers.Changes
         )
     if not found:
         raise ValueError(f"--reference={given} is the campaign's start itself, which is read in any case.")
+    size = lambda c: c.rollout.tasks_per_step * c.rollout.group_size
+    if size(other) != size(first):
+        raise ValueError(
+            f"--reference={given} has {size(other)} rollouts a step, and the campaign's start {size(first)}: "
+            "a reference gets as many."
+        )
+    if other.learner.dynamic_sampling or "strategy.name" in found or "strategy.probe" in found:
+        found["budget.rollouts"] = first.budget.rollouts or first.steps * size(first)
     levers.changed(first, found)
     return found
 
@@ -60,6 +70,7 @@ def _config(given: str, config: ConfigDict, runs: store.Store) -> ConfigDict:
     other = campaign.Campaign(Path(given))
     if other.next() is not None:
         raise ValueError(f"--reference={given} is a campaign that is not over: run it to its end first.")
+    other.check(code=False)  # which may be that of another day
     own = ConfigDict(_tuples(other.plan()["config"]))
     return start.settled_as(Versions(other, own, runs).config(other.selected()), config)
 

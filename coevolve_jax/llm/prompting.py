@@ -13,6 +13,8 @@ import jinja2
 
 from coevolve_jax.types import Call
 
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # C0, C1, and of direction
+
 # Characters that JSON may hold but a line or a request may not: line separators, lone surrogates.
 ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 ANSWER = 1200  # characters of an environment's answer that a prompt shows
@@ -80,5 +82,8 @@ def json_line(row: dict) -> str:
 
 
 def line(text: str) -> str:
-    """Puts a model's or a user's words into one line, so that they cannot pass for a part of the prompt."""
-    return " ".join(text.split())
+    """Puts a model's or a user's words into one line, so that they cannot pass for a part of the prompt.
+
+    Characters that a terminal would obey are left out.
+    """
+    return " ".join(CONTROL.sub("", " ".join(text.split())).split())

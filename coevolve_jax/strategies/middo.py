@@ -44,7 +44,7 @@ from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"ask"})
-FIDELITY = "P: complexity and diversity are measured, the quality that a language model judges is not."
+FIDELITY = "P: complexity and diversity are measured, quality only where a language model explores."
 DEFAULTS = {
     "deviations": 1.0,  # so many standard deviations is a hard task's loss above the mean, a grade below it
     "neighbours": 5,  # over which a task's likeness to others is averaged
@@ -96,7 +96,8 @@ class Middo(Static):
         siblings = loneliest(tasks, c.strategy.neighbours)[: int(c.strategy.lonely * len(tasks))]
         wanted = [(t, "drop_call", "easier") for t in easier]
         wanted += [(t, "other_arguments", "better") for t in tasks if t.id in bad]
-        wanted += [(t, "other_arguments", "sibling") for t in siblings if t.id not in bad]
+        replaced = bad | {t.id for t in easier}
+        wanted += [(t, "other_arguments", "sibling") for t in siblings if t.id not in replaced]
         contexts = [
             variant(t, operator, lab.scenarios, rng, f"middo/{step}/{t.id}/{what}")
             for t, operator, what in wanted

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, check_shares, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves, must_be
 from coevolve_jax.strategies.batches import by_variance, collect_batch, sampling_weights
 from coevolve_jax.strategies.frontier import counted, synthesize_for_skills
 from coevolve_jax.strategies.growth import unseen
@@ -30,6 +30,7 @@ from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
@@ -59,7 +60,7 @@ class Panel(Static):
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        check_shares(config, "apart")
+        must_be(config, "apart", 0 < config.strategy.apart < 1, "above 0 and below 1")
         check_least(config, {"probe": 1, "prior": 0, "kappa": 0, "trust": 0, "diminishing": 0})
         super().__init__(config, state)
         tasks, rounds = (state["panel"], state["rounds"]) if state else ([], [])
@@ -107,8 +108,12 @@ class Panel(Static):
         failed = {a: n for a, (n, missed) in counts.items() if n == missed}
         worth = {a: w * factor.get(a, 1.0) for a, w in variance_of(rates, failed, own.floor).items()}
         skills = allocate(lambda: worth, unsettled(lab.tasks, own.level), wanted, own.diminishing)
-        places = order[cut:] or order
-        total.add(synthesize_for_skills(lab, skills, "panel", scenarios=places, kind="signal", **how))
+        places = order[cut:] or order  # of one scenario alone both are made: then none of the panel's
+        never = lab.tasks.fresh()
+        never.add(self._panel)
+        admit = lambda made: [Verdict(r if r == "duplicate" else None) for r in never.fork().add(made)]
+        how |= dict(scenarios=places, kind="signal", admit=admit)
+        total.add(synthesize_for_skills(lab, skills, "panel", **how))
         return total
 
     def to_json(self) -> dict:
@@ -151,7 +156,8 @@ def progress(
 ) -> dict[str, float]:
     """The factor 1 + kappa max(0, g) / mean |g| of each skill that both rounds measured; {} before two.
 
-    g is the gain per visit. Its weight against the mean of all skills is visits / (visits + trust).
+    g is the gain per visit. Its weight against the mean of all skills, and in that mean, is
+    visits / (visits + trust): a skill that nothing trained tells no gain.
     """
     if len(rounds) < 2:
         return {}
@@ -159,8 +165,9 @@ def progress(
     gains = {
         a: (after[a] - before[a]) / max(1, visits.get(a, 0)) for a in sorted(before.keys() & after.keys())
     }
-    mean = math.fsum(gains.values()) / max(1, len(gains))
     share = {a: n / (n + trust) if (n := visits.get(a, 0)) else 0.0 for a in gains}
+    total = math.fsum(share.values())
+    mean = math.fsum(share[a] * g for a, g in gains.items()) / total if total else 0.0
     drawn = {a: mean + share[a] * (g - mean) for a, g in gains.items()}
     scale = math.fsum(map(abs, drawn.values())) / max(1, len(drawn))
     return {a: 1 + kappa * max(0.0, g) / scale if scale else 1.0 for a, g in drawn.items()}

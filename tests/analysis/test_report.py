@@ -573,8 +573,11 @@ def test_the_runs_of_a_comparison_are_its_own_and_those_that_joined(tmp_path):
     again = {"arm": "random", "seed": 0, "setting": {}}
     plan |= {"arms": ["coevolve", "random"], "joined": [{"cells": guests}, {"cells": [*guests, again]}]}
     (path / "plan.json").write_text(json.dumps(plan))
+    assert build(path).view["headline"]["lead"].startswith("3 arms over 3 seeds")
     shutil.rmtree(path / "cells/random/seed_2")
-    assert build(path).view["headline"]["cards"][0][1] == "8 of 9"
+    headline = build(path).view["headline"]
+    assert headline["cards"][0][1] == "8 of 9"
+    assert headline["lead"].startswith("The comparison is not finished: 8 of 9 runs are. So far")
 
 
 COUNTS = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3)).map(Counter), max_size=12)

@@ -78,6 +78,22 @@ def test_best_of_k_asks_for_k_valid_rollouts_and_one_success_among_them():
     assert told(rows["all"]) == (4, 11, 6 / 11, 2 / 3)
 
 
+def test_best_of_tasks_that_lost_a_rollout_each_is_bounded_too():
+    """16 of 1,600 rollouts are invalid: no more than 1%, but one in six tasks is not in best."""
+    by_task = {f"solved {i}": [16, 16] for i in range(50)} | {f"never {i}": [0, 16] for i in range(50)}
+    by_task |= {f"never {i}": [0, 15] for i in range(16)}
+    (row,) = scores(by_task, 16, {}, {})
+    assert row["best"]["value"] == 50 / 84 and row["best_if_invalid_failed"]["value"] == 0.5
+    (row,) = scores(by_task | {f"never {i}": [0, 16] for i in range(1, 16)}, 16, {}, {})
+    assert "best_if_invalid_failed" not in row
+
+
+def test_sets_that_say_different_things_have_no_row_together():
+    parts = {"a": "iid", "b": "balanced"}
+    rows = scores({"a": [2, 2], "b": [0, 2]}, 2, parts, {}, together=False)
+    assert [(row["category"], row["avg"]["value"]) for row in rows] == [("iid", 1.0), ("balanced", 0.0)]
+
+
 def test_a_task_of_no_category_counts_in_all_of_them_together():
     rows = {row["category"]: row for row in scores({"t": [1, 1], "u": [0, 1]}, 1, {"t": "a", "v": "b"}, {})}
     assert rows["all"]["avg"]["value"] == 1 / 2 and rows["a"]["avg"]["value"] == 1.0

@@ -397,6 +397,11 @@ def test_runs_that_were_tried_again_after_they_had_diverged_are_named(folder, tm
     assert row["diverged"] is None and row["diverged_before"] == "3"
 
 
+def test_a_cell_that_is_named_twice_counts_once(folder):
+    once, twice = (results.read(folder, PLAN, cells) for cells in (CELLS, [*CELLS, *DONE]))
+    assert once == twice
+
+
 def test_digests_are_of_what_tasks_are(folder):
     rows = results.budgets(folder, DONE)
     initial = {r["arm"]: r["initial_digest"] for r in rows if r["seed"] == 0}

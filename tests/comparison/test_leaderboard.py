@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import random
+import re
 import statistics
 import sys
 import types
@@ -510,6 +511,48 @@ def test_runs_of_a_seed_with_other_tasks_are_refused(tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     with pytest.raises(ValueError, match="my.good, seed 200, has other tasks .initial_digest bb"):
+        testbed.load("bfcl", [made])
+
+
+def rewritten(path, change):
+    """Changes the rows of a table of a folder."""
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    rows = [row for row in rows if change(row) is not False]
+    with open(path, "w", newline="") as f:
+        writer = csv.DictWriter(f, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_runs_of_another_base_policy_are_refused_and_one_that_does_not_tell_is_taken(tmp_path):
+    made = folder(tmp_path / "runs")
+    digest = {"random": "", "my.good": "beef"}
+    rewritten(made / "cells.csv", lambda row: row.update(model_digest=digest.get(row["arm"], "beef")))
+    testbed.load("bfcl", [made])
+    rewritten(
+        made / "cells.csv", lambda row: row["arm"] == "my.good" and row.update(model_digest="dead") or None
+    )
+    with pytest.raises(ValueError, match="my.good, seed 200, has another base policy .model_digest dead"):
+        testbed.load("bfcl", [made])
+
+
+def test_a_table_that_lacks_rows_is_refused(tmp_path):
+    made, asked = folder(tmp_path / "runs"), Counter()
+    rows = results.read_csv(made / "outcomes.csv")
+    for row in rows:
+        asked[row["arm"], row["seed"]] += (row["set"], row["step"]) == ("balanced", "55")
+    rewritten(made / "outcomes.csv", lambda row: row.update(samples=2))
+    rewritten(
+        made / "cells.csv",
+        lambda row: row.update(balanced_trials_asked=2.0 * asked[row["arm"], row["seed"]]),
+    )
+    testbed.load("bfcl", [made])
+    rows = results.read_csv(made / "outcomes.csv")
+    last = [row for row in rows if (row["set"], row["step"]) == ("balanced", "55")][-1]
+    gone = lambda row: row != last
+    rewritten(made / "outcomes.csv", gone)
+    told = rf"outcomes.csv has \d+ trials of {re.escape(last['arm'])}, seed {last['seed']} .balanced."
+    with pytest.raises(ValueError, match=told):
         testbed.load("bfcl", [made])
 
 

@@ -13,7 +13,7 @@ import scipy.stats
 from coevolve_jax import config as configs
 from coevolve_jax.harness import claim, evidence, final, references, start
 from coevolve_jax.harness.campaign import Tampered
-from coevolve_jax.harness.store import Store
+from coevolve_jax.harness.store import Store, config_id
 from coevolve_jax.testing.campaign import MADE_UP, truth
 from tests.harness.support import WITH_MADE_UP, Kept, config, cut, evolution, rehash
 from tests.support import forked
@@ -144,8 +144,10 @@ def test_references_are_read_beside_it_and_the_differences_are_those_of_the_rows
     folder = found.campaign.folder / "final"
     rows = list(csv.DictReader(open(folder / "readings.csv")))
     result, p = final.result_of(found.campaign.folder), {}
-    assert {r["harness"] for r in rows} == {"start", "selected", "reference_1", "reference_2"}
-    assert result["given"] == dict(zip(("reference_1", "reference_2"), given, strict=True))
+    theirs = {text: configs.override(found.versions.config("v000"), others[text]) for text in given}
+    names = {text: f"reference_{config_id(theirs[text])[:8]}" for text in given}
+    assert {r["harness"] for r in rows} == {"start", "selected", *names.values()}
+    assert result["given"] == {name: text for text, name in names.items()}
     for name, over in result["over"].items():
         for way, told in over["transfer"].items():
             by = {
@@ -153,26 +155,84 @@ def test_references_are_read_beside_it_and_the_differences_are_those_of_the_rows
                 for r in rows
                 if (r["seeds"], r["tasks"], r["protocol"]) == ("F", "T", way)
             }
-            ours, theirs = ([by[h, s] for s in seeds] for h in ("selected", name))
-            assert told["value"] == pytest.approx(np.subtract(ours, theirs).mean())
-            assert told["p"] == pytest.approx(scipy.stats.ttest_rel(ours, theirs).pvalue)
+            ours, other_ones = ([by[h, s] for s in seeds] for h in ("selected", name))
+            assert told["value"] == pytest.approx(np.subtract(ours, other_ones).mean())
+            assert told["p"] == pytest.approx(scipy.stats.ttest_rel(ours, other_ones).pvalue)
             p[name, way] = told["p"], told["p_holm"]
     least, most = sorted(p[name, "P1"] for name in result["over"])
     assert least[1] == pytest.approx(min(1, 2 * least[0]))
     assert most[1] == pytest.approx(max(least[1], most[0]))
     known = found.versions  # and the made-up truth
-    theirs = configs.override(known.config("v000"), others[OTHER])
-    true = truth(known.config(found.campaign.selected())) - truth(theirs)
-    value = result["over"]["reference_1"]["transfer"]["P1"]["value"]
+    true = truth(known.config(found.campaign.selected())) - truth(theirs[OTHER])
+    value = result["over"][names[OTHER]]["transfer"]["P1"]["value"]
     assert value == pytest.approx(true, abs=0.03)
-    assert f"reference_1: {OTHER}\nselected over reference_1" in claim.table(result)
+    assert f"{names[OTHER]}: {OTHER}\nselected over {names[OTHER]}" in claim.table(result)
     assert final.differences(found) == []
-    path = folder / "opened.json"
+    opened, last = folder / "opened.json", folder / "final.json"
+    opened.chmod(0o644)
+    forged = [
+        (opened, '"learner.kl_coef": 0.04', '"evaluation.tasks": 1', "which no reference may"),
+        (opened, '"learner.kl_coef": 0.04', '"learner.kl_coef": 0.05', "is not the name of its config"),
+        (opened, '"fresh_seeds"', '"seeds"', "cannot be made again"),
+        (opened, '"number": 1', '"number": 1, "date": "never"', "lacks the opening 1"),
+        (last, OTHER, given[1], "final/final.json differs from what the readings give (given)"),
+        (last, '"openings": 1', '"openings": 0', "tells of 0 openings"),
+        (last, '"engines": ""', '"engines": "All is well."', "readings give (engines)"),
+    ]
+    for path, was, now, says in forged:
+        text = path.read_text()
+        assert was in text
+        path.write_text(text.replace(was, now))
+        rehash(found.campaign.folder)
+        assert any(says in sentence for sentence in final.differences(found)), says
+        path.write_text(text)
+        rehash(found.campaign.folder)
+    assert final.differences(found) == []
+
+
+def test_a_second_opening_with_another_reference_reads_that_one(tmp_path, monkeypatch):
+    """Also where the first reading was killed before it was told of."""
+    monkeypatch.chdir(ROOT)
+    found = evolution(tmp_path / "campaign", "slow", versions=1)
+    found.run()
+    c = config("slow", versions=1)
+    value = {}
+    for i, given in enumerate((OTHER, "configs/bfcl_harness.py:start=tuned")):
+        changes = references.changes(given, c, found.store)
+        final.open_test(found, [100, 101], {}, reopen=i > 0, others={given: changes})
+        with monkeypatch.context() as during:
+            if not i:
+                during.setattr(found.campaign, "tell_final", lambda *names: None)
+            final.read(found, [100, 101])
+        (over,) = final.result_of(found.campaign.folder)["over"].values()
+        truths = [truth(configs.override(found.versions.config("v000"), x)) for x in (changes, {})]
+        value[given] = over["transfer"]["P1"]["value"], truths
+    mine = truth(found.versions.config(found.campaign.selected()))
+    for told, (theirs, _) in value.values():
+        assert told == pytest.approx(mine - theirs, abs=0.03)
+    assert final.differences(found) == []
+    final.read(found, [100, 101])  # what was read stays as it is
+    assert final.differences(found) == []
+
+
+def test_a_reference_gets_as_many_rollouts_and_an_altered_campaign_is_refused(tmp_path, over):
+    c, text = config("slow", versions=2), "from coevolve_jax import config\n\n\ndef get_config(arg=''):\n"
+    text += f"    c = config.load_file({str(ROOT / 'configs/bfcl_harness.py')!r}, 'start=tuned')\n"
+    more, again = tmp_path / "more.py", tmp_path / "again.py"
+    more.write_text(text + "    c.rollout.tasks_per_step *= 4\n    return c\n")
+    again.write_text(text + "    c.learner.dynamic_sampling = 3\n    return c\n")
+    with pytest.raises(ValueError, match=r"has \d+ rollouts a step, and the campaign's start \d+"):
+        references.changes(str(more), c, over.store)
+    found = references.changes(str(again), c, over.store)
+    a_step = c.rollout.tasks_per_step * c.rollout.group_size
+    assert found["budget.rollouts"] == c.steps * a_step
+    other = evolution(tmp_path / "other", "leash", versions=2)
+    other.run()
+    path = other.campaign.path(other.campaign.versions()[-1], "verdict")
     path.chmod(0o644)
-    path.write_text(path.read_text().replace('"learner.kl_coef": 0.04', '"evaluation.tasks": 1'))
-    rehash(found.campaign.folder)
-    says = "changes config.evaluation.tasks, which no reference may"
-    assert any(says in sentence for sentence in final.differences(found))
+    path.write_text(path.read_text().replace('"kind": "', '"kind":  "'))
+    with pytest.raises(Tampered, match="verdict.json was changed"):
+        references.changes(str(tmp_path / "other"), c, over.store)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +257,7 @@ def test_a_reference_with_another_strategy_brings_its_settings(over, monkeypatch
     monkeypatch.chdir(ROOT)
     given = "configs/bfcl_harness.py:strategy=blame,fault=slow"
     found = references.changes(given, config("slow", versions=2), over.store)
-    assert found["strategy.name"] == "blame"
+    assert found["strategy.name"] == "blame" and found.pop("budget.rollouts") > 0
     assert all(key.startswith(("strategy.", "evolution.")) for key in found)
 
 
@@ -211,9 +271,9 @@ def test_the_program_reads_the_test_with_a_reference(tmp_path, quick):
     assert not (tmp_path / "campaign").exists()
     done = run(reference, "--final", "--final_seeds=100:102")
     assert done.returncode == 0, done.stderr
-    assert f"reference_1: {ROOT}/configs/bfcl_harness.py:start=textbook\n" in done.stdout
-    assert re.search(r"selected over reference_1 +[+-]\d+\.\d points .*\(Holm, of 1\)", done.stdout)
-    again = run("--replay")
+    assert re.search(rf"reference_\w+: {ROOT}/configs/bfcl_harness.py:start=textbook\n", done.stdout)
+    assert re.search(r"selected over reference_\w+ +[+-]\d+\.\d points .*\(Holm, of 1\)", done.stdout)
+    again = run("--replay", "--jobs=2")  # more runs at once are no other campaign
     assert (again.returncode, again.stdout) == (0, "Everything is as the runs give it.\n"), again.stdout
 
 
@@ -324,13 +384,12 @@ def test_the_test_is_read_on_the_set_that_the_campaign_selects_on(ended):
     for row in rows[: len(rows) // 2]:
         row["lineage"]["kind"] = "balanced"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = final.read(ended, [100, 101, 102])
+    found = final._read(ended, [100, 101, 102])
     raw = json.loads((ended.campaign.folder / "final/readings/start_100_P2.json").read_text())
     counts = [count for id, count in raw["environment"]["by_task"].items() if id in balanced]
     (told,) = [r for r in found if r[:4] == ("start", "v000", "F", 100) and r.protocol == "P2"]
     assert told.success == sum(s for s, _ in counts) / sum(n for _, n in counts)
     path.write_text(text)
-    final.read(ended, [100, 101, 102])
 
 
 def test_the_long_tasks_of_every_reading_are_those_with_five_and_six_calls(ended):

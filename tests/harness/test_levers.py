@@ -92,6 +92,8 @@ def test_a_registered_diagnostic_may_become_a_term_against_what_failures_have():
     found = levers.changed(CONFIG, lever.moves(CONFIG)["add failed_calls"])
     assert tuple(found.reward.terms) == ("double(errors) / double(calls):-0.1",)
     assert {"halve failed_calls", "remove failed_calls", "add tools"} <= set(lever.moves(found))
+    spaced = levers.table(CONFIG, {"failed_calls": (" double(errors) / double(calls)\n", True)})
+    assert "add failed_calls" not in spaced["reward.terms"].moves(found)  # it is there
     both = levers.changed(found, lever.moves(found)["add tools"])
     assert rewards.parse(both.reward.terms)[1] == rewards.Term("distinct_tools > 1", 0.1)
     plain = levers.table(CONFIG)["reward.terms"]

@@ -249,6 +249,44 @@ def test_a_skill_that_is_solved_by_heart_keeps_its_places():
     assert not any(t.id.startswith("panel") for t in lab.tasks)
 
 
+def test_a_task_of_the_panel_is_never_trained_on_where_there_is_one_scenario():
+    class Same(OneCall):
+        """Where it grows, it makes the tasks of the panel again."""
+
+        def synthesize(self, contexts, *, into=None, kind, admit=None, **how):
+            if kind == "panel":
+                made = super().synthesize(contexts, into=into, kind=kind, **how)
+                self.made = list(into)
+                return made
+            new = [dataclasses.replace(t, id=f"again {t.id}") for t in self.made]
+            self.refused = [v.reason for v in admit(new)]
+            return SynthesisStats()
+
+    config, tasks = config_of("panel"), TaskPool()
+    tasks.add([a_task(f"initial-0-{i}", f"tool_{i}") for i in range(8)])
+    rates = {f"tool_{i}": 0.3 for i in range(8)}
+    lab = Same(config, tasks, rates=rates, scenarios=SCENARIOS[:1])
+    build.strategy(config).evolve(4, lab)
+    assert lab.made and lab.refused == ["duplicate"] * len(lab.made)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+def test_a_panel_of_no_scenario_or_of_all_is_refused(apart):
+    with pytest.raises(ValueError, match=f"config.strategy.apart is {apart}: it must be above 0 and below 1"):
+        build.strategy(config_of("panel", apart=apart))
+
+
+def test_the_gain_of_a_skill_that_nothing_trained_says_nothing_of_the_others():
+    before = {"a": (4.0, 3.0), "b": (4.0, 3.0), **{f"x{i}": (4.0, 2.0) for i in range(8)}}
+    after = {**before, "a": (4.0, 1.0), "b": (4.0, 2.0)}
+    visits = dict.fromkeys(before, 20)
+    same, unseen = panel.progress([before, before], visits, 0.0, 8.0, 1.0), dict(visits, b=0)
+    assert set(same.values()) == {1.0}
+    found = panel.progress([before, after], unseen, 0.0, 8.0, 1.0)
+    still = panel.progress([before, dict(after, b=before["b"])], unseen, 0.0, 8.0, 1.0)
+    assert found == pytest.approx(still) and found["a"] > found["b"] > found["x0"]
+
+
 def test_learning_progress_is_counted_by_visit_and_raises_the_worth():
     before = dict.fromkeys("abc", (20.0, 10.0))
     after = {"a": (20.0, 2.0), "b": (20.0, 2.0), "c": (20.0, 14.0)}

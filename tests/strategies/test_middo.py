@@ -148,3 +148,13 @@ def test_the_task_least_like_its_neighbours_gets_a_sibling():
     assert [(c.task.id, c.signal, c.plan) for c in lab.contexts] == [("alone", "other_arguments", ("x", "y"))]
     twin = dataclasses.replace(alone, id="twin", scenario={"other": 1})
     assert middo.loneliest([*common, alone, twin], 1)[0] not in (alone, twin)
+
+
+def test_a_lonely_task_that_an_easier_one_replaces_gets_no_sibling():
+    config = config_of("middo", lonely=0.1)
+    tasks = a_pool(*(a_task(f"t{i}", *NAMES) for i in range(9)), a_task("alone", "x", "y", "z"))
+    strategy, lab = build.strategy(config), Lab(config, tasks)
+    for visit in (0, 1):
+        strategy.observe(visit, [a_group(t, *[t.id != "alone"] * 3, False) for t in tasks])
+    strategy.evolve(4, lab)
+    assert [(c.task.id, c.signal) for c in lab.contexts] == [("alone", "drop_call")]

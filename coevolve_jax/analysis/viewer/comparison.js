@@ -53,8 +53,8 @@ const armTable = (arms) =>
       percent(a.mean, 1),
       spanText(a.low, a.high, (x) => percent(x, 1)),
       percent(a.iqm, 1),
-      Object.values(a.values ?? {})
-        .map((x) => percent(x, 1))
+      Object.entries(a.values ?? {})
+        .map(([seed, x]) => `${seed}: ${percent(x, 1)}`)
         .join("  "),
     ]),
   );

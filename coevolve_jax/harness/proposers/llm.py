@@ -162,12 +162,13 @@ class Model:
         (answer,) = self.client.ask(INVENT, [question], Invention)
         if answer is None:
             return []
+        formula = answer.formula.strip()
         try:
-            expressions.compile(answer.formula, answer.unit, names)
+            expressions.compile(formula, answer.unit, names)
         except expressions.ExpressionError as error:
             self._refuse(str(error), INVENT)
             return []
-        return [Candidate(f"llm_{version}", answer.formula, None, answer.unit, "llm")]
+        return [Candidate(f"llm_{version}", formula, None, answer.unit, "llm")]
 
     def _refuse(self, why: str, role: str = PROPOSE) -> None:
         self.refused.append(why)
