@@ -294,7 +294,7 @@ def _unopened(evolution: Evolution, told: int) -> list[str]:
 
 
 def _said(evolution: Evolution) -> dict[str, Any]:
-    """What final.json tells besides the readings."""
+    """The values of final.json that do not follow from the readings."""
     others = _last_opened(evolution).get("references", {})
     return {
         "given": {name: reference["given"] for name, reference in others.items()},
