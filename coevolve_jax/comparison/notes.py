@@ -16,6 +16,11 @@ HELD_OUT = tuple(sorted(SETS))  # names of the held-out sets in evaluations
 # Columns of cells.csv in which arms should not differ. The others may.
 BOUND = ("steps", "rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
 OF_ALL = ("steps", "rollouts")  # of these, columns in which static arms should not differ from others either
+# Columns of cells.csv that should have one value -> what is said where they have several.
+OF_ONE = {
+    "model_digest": "THE FILES OF THE BASE POLICY CHANGED BETWEEN RUNS, by their digests",
+    "explorer_model": "SEVERAL MODELS ANSWERED THE EXPLORERS, and what is compared differs in them too",
+}
 
 BySeed = Mapping[Any, Sequence[Mapping[str, Any]]]  # seed -> rows of cells.csv
 
@@ -39,8 +44,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
         *_unequal_budgets(by_seed),
         *_other_starts(rest, by_seed),
         *_other_held_out(by_seed),
-        *_other_policies(rest),
-        *_other_models(rest),
+        *(note for column, said in OF_ONE.items() for note in _several(rest, column, said)),
         *_lost_in_training(rest),
     ]
 
@@ -145,28 +149,16 @@ def _other_held_out(by_seed: BySeed) -> list[str]:
     return said
 
 
-def _other_policies(budget: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Says which runs began with which base policy, where it was not one and the same."""
+def _several(budget: Sequence[Mapping[str, Any]], column: str, said: str) -> list[str]:
+    """Says which runs have which value in a column of cells.csv, where the values differ."""
     of: dict[str, list[str]] = {}
     for r in budget:
-        if r.get("model_digest"):
-            of.setdefault(str(r["model_digest"]), []).append(f"{r['arm']}, seed {r['seed']}")
+        if r.get(column):
+            of.setdefault(str(r[column]), []).append(f"{r['arm']}, seed {r['seed']}")
     if len(of) < 2:
         return []
-    told = "; ".join(f"{digest} ({', '.join(runs)})" for digest, runs in of.items())
-    return [f"THE FILES OF THE BASE POLICY CHANGED BETWEEN RUNS, by their digests: {told}."]
-
-
-def _other_models(budget: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Says which models answered the explorers, where it was not one and the same."""
-    of: dict[str, list[str]] = {}
-    for r in budget:
-        if r.get("explorer_model"):
-            of.setdefault(str(r["explorer_model"]), []).append(f"{r['arm']}, seed {r['seed']}")
-    if len(of) < 2:
-        return []
-    told = "; ".join(f"{model} ({', '.join(runs)})" for model, runs in of.items())
-    return [f"SEVERAL MODELS ANSWERED THE EXPLORERS, and what is compared differs in them too: {told}."]
+    told = "; ".join(f"{value} ({', '.join(runs)})" for value, runs in of.items())
+    return [f"{said}: {told}."]
 
 
 def _lost_in_training(budget: Sequence[Mapping[str, Any]]) -> list[str]:
