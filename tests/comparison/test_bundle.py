@@ -97,8 +97,9 @@ def rows(path: Path) -> list[dict]:
 
 @pytest.mark.nightly
 def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, quick):
-    enter, again = commands(GUIDE)[3:]
-    theirs = home / "runs" / "arena"
+    read, enter, again = commands(GUIDE)[3:]
+    theirs = home / "runs" / "arena_test"
+    assert "runs/half_solved_test holds 2 of 2 cells" in follow(read, home, quick)
     said = follow(enter, home, quick)
     joined = home / "runs" / "leaderboard"
     assert rows(joined / "outcomes.csv") == rows(theirs / "outcomes.csv")
@@ -122,8 +123,9 @@ def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, quic
     assert told[0] == told[1] and {r["method"] for r in told[0]} == {NAME, "random"}
     assert boards[0].testbed.plan["joined"] == kept["joined"] and boards[1].testbed.plan["joined"] == []
 
-    before = json.loads((theirs / "plan.json").read_text())
-    shutil.rmtree(theirs)
+    first = home / "runs" / "arena"
+    before = json.loads((first / "plan.json").read_text())
+    shutil.rmtree(first)
     said = follow(again, home, quick)
     assert "2 cells of this comparison's own arms" in said and "0%" not in said.split("\n")[0]
     found = json.loads((home / "runs" / "again" / "plan.json").read_text())
