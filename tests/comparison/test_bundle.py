@@ -117,7 +117,8 @@ def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, quic
     assert f"{NAME} - random: 1 seeds" in follow([*without, "--only_read"], home, quick)  # it stays
 
     boards = [  # of the folder, and of the bundle itself
-        leaderboard.board(testbed.load("tiny", [path])) for path in (joined, home / "runs" / "half_solved")
+        leaderboard.board(testbed.load("tiny", [path]))
+        for path in (joined, home / "runs" / "half_solved_test")
     ]
     told = [[{k: v for k, v in r.items() if k not in ("commit", "date")} for r in b.rows] for b in boards]
     assert told[0] == told[1] and {r["method"] for r in told[0]} == {NAME, "random"}
@@ -336,8 +337,12 @@ def test_the_plan_is_written_before_a_cell_moves(home, tmp_path):
 
 def test_a_difference_of_cells_that_exist_is_planned_later(home, quick, tmp_path):
     """Also where the cells are of arms that the comparison runs itself."""
-    words = [*commands(GUIDE)[3], f"--workdir={tmp_path / 'late'}"]
-    swap = {"--arms=ARMS": "--arms=random,static", f"--planned={NAME}-random": "--planned=random-static"}
+    words = [*commands(GUIDE)[4], f"--workdir={tmp_path / 'late'}"]
+    swap = {
+        "--arms=ARMS": "--arms=random,static",
+        f"--planned={NAME}-random": "--planned=random-static",
+        "--join=runs/half_solved_test": "--join=runs/half_solved",
+    }
     follow([swap.get(word, word) for word in words], home, quick)
     kept = plan.read(tmp_path / "late")
     assert [kept["planned"], [e["planned"] for e in kept["planned_later"]]] == [[], [[["random", "static"]]]]
