@@ -37,7 +37,7 @@ help:
 	@echo "make demo ENV=tau2  the same in tau2's telecom (runs/demo_tau2)"
 	@echo "make headroom  set up and run static, random and oracle on the testbed, 3 seeds each, an hour (runs/headroom)"
 	@echo "make test-fast  set up and run the tests that need no torch, server or browser, in two minutes"
-	@echo "make test   set up and run all tests, with torch and a real SGLang server, in 20 to 40 minutes"
+	@echo "make test   set up and run all tests, with torch and a real SGLang server, in 17 to 45 minutes"
 	@echo "make test-nightly  set up and run the longest tests, which make test leaves out"
 	@echo "make test-environments  set up TextWorld, tau2, AppWorld and MCP servers, and run their tests"
 	@echo "make check  set up and run lint, format check and types"
