@@ -125,12 +125,6 @@ RULES = (
         "config.learner.final_rate is 1, so the rate stays as it is",
     ),
     Rule(
-        {"learner.learning_rate": None},
-        lambda r: r.config.learner.warmup_steps >= r.config.steps * r.config.learner.epochs,
-        "config.learner.warmup_steps are as many as the updates of the run or more, so the rate never gets "
-        "there",
-    ),
-    Rule(
         {"learner.decay_embeddings": ()},
         lambda r: r.config.learner.weight_decay == 0,
         "config.learner.weight_decay is 0",
@@ -346,8 +340,13 @@ VALUES: dict[str, tuple[Callable[[ConfigDict], bool], str]] = {
 }
 
 
-def _adapters_drown(c: ConfigDict) -> bool:
-    """Whether bfloat16 rounds off all that adapters can change during the whole run.
+def _updates(c: ConfigDict) -> int:
+    """Of RL, at most."""
+    return c.steps * c.learner.epochs
+
+
+def _adapters_drown(c: ConfigDict, rate: float, updates: int) -> bool:
+    """Whether bfloat16 rounds off all that adapters can change in so many updates.
 
     Adam moves the numbers of B by up to the learning rate in an update, and those of A have variance 1 / in.
     So U updates change a kernel by some alpha / sqrt(rank) * rate * U of its own size. Half a step of
@@ -356,23 +355,37 @@ def _adapters_drown(c: ConfigDict) -> bool:
     own = c.learner
     if not own.lora_rank or "bfloat16" not in (own.dtype, c.engine.dtype):
         return False
-    updates = c.steps * own.epochs
-    return own.lora_alpha / own.lora_rank**0.5 * own.learning_rate * updates < 1 / 256
+    return own.lora_alpha / own.lora_rank**0.5 * rate * updates < 1 / 256
 
 
-# When, and a sentence for the user.
-REMARKS: tuple[tuple[Callable[[ConfigDict], bool], str], ...] = (
+_DROWN = (
+    " = {rate} changes most numbers that have adapters by less than bfloat16 can tell in all of its updates, "
+    "so that the policy hardly changes where config.learner.dtype ({learner.dtype}) or config.engine.dtype "
+    "({engine.dtype}) is that: set both to float32, or raise the rate."
+)
+Remarks = tuple[tuple[Callable[[ConfigDict], bool], str], ...]  # when, and a sentence for the user
+REMARKS: Remarks = (
+    (
+        lambda c: (
+            c.warm_start.steps > 0 and _adapters_drown(c, c.warm_start.learning_rate, c.warm_start.steps)
+        ),
+        "config.warm_start.learning_rate" + _DROWN.replace("rate}", "warm_start.learning_rate}"),
+    ),
+)
+REMARKS_OF_RL: Remarks = (
     (
         lambda c: _uses_kl(c) and c.learner.kl == "k1",
         "config.learner.kl_coef = {learner.kl_coef} weighs noise: the gradient of config.learner.kl=k1 is "
         "the same for every reference and zero in the mean, so nothing pulls to the start; use k2 or k3.",
     ),
     (
-        _adapters_drown,
-        "config.learner.learning_rate = {learner.learning_rate} changes most numbers that have adapters by "
-        "less than bfloat16 can tell in the whole run, so that the policy hardly changes where "
-        "config.learner.dtype ({learner.dtype}) or config.engine.dtype ({engine.dtype}) is that: set both to "
-        "float32, or raise the rate.",
+        lambda c: c.learner.warmup_steps > _updates(c),
+        "config.learner.warmup_steps = {learner.warmup_steps} are more than the updates of the run, so the "
+        "rate ends below config.learner.learning_rate.",
+    ),
+    (
+        lambda c: _adapters_drown(c, c.learner.learning_rate, _updates(c)),
+        "config.learner.learning_rate" + _DROWN.replace("rate}", "learner.learning_rate}"),
     ),
 )
 
@@ -382,8 +395,11 @@ def idle(config: ConfigDict, fresh: bool = True) -> dict[str, str]:
     return {key: _why(config, rule) for rule, key in _rules(config, fresh)}
 
 
-def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
-    """A sentence for each value that has no effect, unless it is the default, and REMARKS that apply."""
+def notes(config: ConfigDict, fresh: bool = True, rl: bool = True) -> list[str]:
+    """A sentence for each value that has no effect, unless it is the default, and REMARKS that apply.
+
+    rl: whether RL follows, so that REMARKS_OF_RL are told too.
+    """
     found = {}
     for rule, key in _rules(config, fresh):
         value, silent = _value(config, key), rule.keys[key]
@@ -392,7 +408,8 @@ def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
     for key, (without, why) in VALUES.items():
         if (value := _value(config, key)) != _default(config, key) and key not in found and without(config):
             found[key] = f"config.{key} = {value!r} has no effect: {why}."
-    return [*found.values(), *(remark.format_map(config) for applies, remark in REMARKS if applies(config))]
+    remarks = (*REMARKS, *(REMARKS_OF_RL if rl else ()))
+    return [*found.values(), *(remark.format_map(config) for applies, remark in remarks if applies(config))]
 
 
 def _rules(config: ConfigDict, fresh: bool) -> Iterator[tuple[Rule, str]]:

@@ -142,6 +142,14 @@ RULES = (
         "float32 at so small a learning rate: bfloat16 weights would round the steps away",
     ),
     Rule(
+        "learner.param_dtype",
+        lambda c: (
+            c.learner.param_dtype == "float32" or not c.warm_start.steps or c.warm_start.learning_rate >= 1e-4
+        ),
+        "float32 with config.warm_start.learning_rate = {warm_start.learning_rate}: bfloat16 weights would "
+        "round so small steps away",
+    ),
+    Rule(
         "learner.rows_per_microbatch",
         lambda c: c.learner.rows_per_microbatch % (c.mesh.data * c.mesh.fsdp * c.mesh.expert) == 0,
         "a multiple of mesh.data * mesh.fsdp * mesh.expert ({mesh.data} * {mesh.fsdp} * {mesh.expert})",

@@ -9,10 +9,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo import losses
+from coevolve_jax.grpo import losses, objective
 from coevolve_jax.grpo.learner import TrainState
 from coevolve_jax.grpo.packing import Batch, pack_for
 from coevolve_jax.types import TrainingSample
+
+# Metrics of the policy's tokens, which a batch without any does not have.
+BY_TOKEN = frozenset((*objective.MEANS, *objective.WEIGHTS, objective.KL, *objective.PEAKS))
 
 
 class Updates(Protocol):
@@ -50,7 +53,8 @@ def learn(
 
     Returns:
       the state, and the metrics of the last epoch as Python numbers. Those of the mismatch are the first
-      epoch's, whose policy is the sampler's. "flops" counts all epochs (flops.py).
+      epoch's, whose policy is the sampler's. Those of BY_TOKEN are None where no token was sampled.
+      "flops" counts all epochs (flops.py).
 
     Raises:
       FloatingPointError: an update is not finite.
@@ -75,5 +79,7 @@ def learn(
                 "is not finite: the last checkpoint is intact; start a new workdir with a lower "
                 "config.learner.learning_rate."
             )
+        if not learned["policy_tokens"]:
+            learned |= dict.fromkeys(BY_TOKEN & learned.keys())
         mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}
     return state, {**learned, **mismatch, "flops": learner.flops(batch, c.epochs)}

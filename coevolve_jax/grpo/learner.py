@@ -224,7 +224,7 @@ def gradients(
     # A loop of unknown length, so that micro-batches of padding take no time.
     grads, sums, peaks, routing = jax.lax.fori_loop(0, batch.used, add_microbatch, start)
     routers = moe.router_metrics(routing) if routing else {}
-    return grads, {**sums, **peaks, **routers, "policy_tokens": totals.policy_tokens}
+    return grads, {**sums, **peaks, **routers, "policy_tokens": jnp.sum(batch.mask)}
 
 
 def _add_gradient(total: Any, params: Any, backward: Any) -> Any:

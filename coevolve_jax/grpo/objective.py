@@ -21,11 +21,13 @@ from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import context_parallel, moe, products
 from coevolve_jax.models.decoder import Decoder, ModelConfig
 
-SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
+LOSSES = ("loss", "policy_loss")
+MEANS = ("entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")  # over the policy's tokens
 PEAKS = ("mismatch_max", "ratio_max")
-CE = "ce"  # one of the sums, where the batch has cross-entropy weights
-WEIGHTS = ("tis_weight_mean", "tis_capped")  # among the sums, with config.tis_cap
-BALANCE = "router_balance_loss"  # one of the sums, for a model with experts
+KL = "kl"  # among the means, where the loss has a KL term; nats, whatever config.aggregate
+CE = "ce"  # among the losses, where the batch has cross-entropy weights
+WEIGHTS = ("tis_weight_mean", "tis_capped")  # among the means, with config.tis_cap
+BALANCE = "router_balance_loss"  # among the losses, for a model with experts
 
 Metrics = tuple[dict[str, jax.Array], dict[str, jax.Array], Any]  # sums, peaks, what the routers did
 
@@ -112,9 +114,10 @@ class Objective:
         """The metrics of no micro-batch at all, to which those of each are added."""
         zeros = lambda names: {name: jnp.zeros(()) for name in names}
         weights, ce = WEIGHTS if self.config.tis_cap else (), (CE,) if totals.ce is not None else ()
+        kl = (KL,) if self.uses_kl else ()
         routing = moe.no_routing(self.model.config)
         balance = () if routing is None else (BALANCE,)
-        return zeros((*SUMS, *weights, *ce, *balance)), zeros(PEAKS), routing
+        return zeros((*LOSSES, *MEANS, *weights, *kl, *ce, *balance)), zeros(PEAKS), routing
 
     def asks_for_change(self, batch: Batch[jax.Array]) -> jax.Array:
         """Whether any token of the batch has something to say about the parameters."""
@@ -150,21 +153,22 @@ class Objective:
             weighted = lambda x: jnp.sum(jnp.where(micro.mask, x * weights, 0)) / totals.loss
 
         surrogate = self._surrogate(logprobs, frozen, old_logprobs, micro, totals)
-        policy_loss, kl = weighted(surrogate.loss), jnp.zeros(())
+        loss = policy_loss = weighted(surrogate.loss)
+        sums, peaks = _metrics(frozen, entropy, surrogate, micro, totals)
         if self.uses_kl:
-            kl = weighted(self._kl(logprobs, frozen, reference, micro))
-        loss = policy_loss + c.kl_coef * kl if self.uses_kl else policy_loss
+            kl = self._kl(logprobs, frozen, reference, micro)
+            loss += c.kl_coef * weighted(kl)
+            sums[KL] = _share(kl, micro, totals)
         if ce is not None:
             loss += ce
-        sums, peaks = _metrics(frozen, entropy, surrogate, micro, totals)
+            sums[CE] = ce
         if routing:
             routing = routing._replace(experts=None)
             share_of_batch = jnp.mean(routing.tokens) / totals.real_tokens
             balance = share_of_batch * moe.load_balancing_loss(routing)
             loss += c.router_balance * balance
             sums[BALANCE] = balance
-        sums |= {"loss": loss, "policy_loss": policy_loss, "kl": kl}
-        return loss, (sums if ce is None else {**sums, CE: ce}, peaks, routing)
+        return loss, (sums | {"loss": loss, "policy_loss": policy_loss}, peaks, routing)
 
     def _surrogate(
         self,

@@ -98,7 +98,7 @@ def notes(config: ConfigDict) -> list[str]:
     default = lambda key: keys.REQUIRED[f"learner.{key}"].default
     replaced = [f"config.learner.{key}" for key in given if given[key] not in (default(key), made[key])]
     own = f"A warm start has a learning rate, a schedule and a loss of its own, not {', '.join(replaced)}."
-    return [*idle.notes(config), *chat.notes, *([own] if replaced else [])]
+    return [*idle.notes(config, rl=False), *chat.notes, *([own] if replaced else [])]
 
 
 def _check(config: ConfigDict) -> None:

@@ -229,7 +229,6 @@ IDLE = (
     ("data.max_tasks", 200, {"strategy.name": "static"},
         [{}, {"strategy.name": "static", "data.initial_file": "f"},
          {"strategy.name": "static", "data.own_tasks": True}]),
-    ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
     ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("data.min_evolved_share", 0.25, {"strategy.name": "eva"}, [{}]),
     ("data.sampling", "variance", {"strategy.name": "sec"},
@@ -331,6 +330,38 @@ def test_adapters_that_bfloat16_rounds_away_are_told():
     assert told("float32", "bfloat16") and told(learning_rate=1e-5) and told(epochs=10)
     assert told("float32", "float32") == told(lora_rank=0) == told(learning_rate=2e-5) == []
     assert told(learning_rate=1e-5, epochs=2) == []
+
+
+def test_a_warm_start_has_remarks_of_its_own():
+    """16 / sqrt(16) * 1e-5 * 40 updates is 0.0016 of a number, and * 400 is 0.016."""
+    own = {"learner.lora_rank": 16, "learner.lora_alpha": 16.0, "learner.dtype": "bfloat16"}
+
+    def told(steps, rate, rl, **changes):
+        made = {**own, "warm_start.steps": steps, "warm_start.learning_rate": rate, **changes}
+        found = [n for n in idle.notes(override(TINY, made), rl=rl) if "adapters" in n]
+        return [n.split(" = ")[0].removeprefix("config.") for n in found]
+
+    # The rate of RL, 1e-6 here, drowns too, and is told where RL follows.
+    slow = {"learner.learning_rate": 1e-6}
+    assert told(40, 1e-5, True, **slow) == ["warm_start.learning_rate", "learner.learning_rate"]
+    assert told(40, 1e-5, False, **slow) == ["warm_start.learning_rate"]
+    assert told(400, 1e-5, False, **slow) == told(0, 1e-5, False, **slow) == []
+    changes = {"learner.param_dtype": "bfloat16", "learner.learning_rate": 1e-3}
+    for steps, rate in ((0, 1e-5), (10, 1e-4)):
+        configs.check(
+            override(TINY, {**changes, "warm_start.steps": steps, "warm_start.learning_rate": rate})
+        )
+    with pytest.raises(ValueError, match="float32 with config.warm_start.learning_rate = 1e-05: "):
+        configs.check(override(TINY, {**changes, "warm_start.steps": 10, "warm_start.learning_rate": 1e-5}))
+
+
+def test_a_warm_up_longer_than_the_run_is_told_and_the_rate_still_counts():
+    told = lambda steps: [
+        n
+        for n in idle.notes(override(TINY, {"learner.warmup_steps": steps, "learner.learning_rate": 1e-4}))
+        if "learning_rate" in n
+    ]
+    assert told(60) == [] and "the rate ends below config.learner.learning_rate" in told(61)[0]
 
 
 def test_a_setting_of_two_environments_has_an_effect_in_both():

@@ -102,7 +102,7 @@ def test_cross_entropy_alone_is_supervised_learning(params):
         got, metrics = gradient(learner, start, params, packed(found))
         assert_close(got, jax.device_get(want))
         assert metrics["ce"] == metrics["loss"] == pytest.approx(float(want_loss), rel=1e-5)
-        assert metrics["policy_loss"] == metrics["kl"] == metrics["mismatch_max"] == 0
+        assert metrics["policy_loss"] == metrics["mismatch_max"] == metrics.get("kl", 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,38 @@ def test_one_epoch_with_truncated_weights_needs_no_pass_of_its_own(params, chang
         run_config(**changes), make_learner(params, **changes), learner.learner.init(start), found
     )
     assert abs(plain["ratio_max"] - 1) > 0.05
+
+
+def test_the_logged_kl_is_in_nats_per_token_whatever_the_aggregate(params):
+    rng, start, reference = np.random.default_rng(5), moved(params), moved(params, 6)
+    found = samples([trajectory(rng, n) for n in (20, 30, 12, 9)], np.zeros(4))
+    own, other = (
+        [np.asarray(padded_logprobs(p, pad(s.trajectory.ids)))[: len(s.trajectory.ids) - 1] for s in found]
+        for p in (start, reference)
+    )
+    k3 = [np.exp(b - a) - 1 - (b - a) for a, b in zip(own, other)]
+    k3 = [np.where(s.trajectory.mask[1:], x, 0) for s, x in zip(found, k3)]
+    tokens = sum(s.trajectory.mask.sum() for s in found)
+    want = sum(x.sum() for x in k3) / tokens
+    by_sequence = np.mean([x.sum() / s.trajectory.mask.sum() for s, x in zip(found, k3)])
+    constant = sum(x.sum() for x in k3) / (4 * 512)
+    for aggregate, loss in (("sequence", by_sequence), ("constant", constant)):
+        learner = make_learner(params, kl_coef=0.5, aggregate=aggregate, constant_length=512)
+        _, metrics = gradient(learner, start, reference, packed(found))
+        assert metrics["kl"] == pytest.approx(want, rel=1e-4) and want > 1e-3
+        assert metrics["loss"] == pytest.approx(0.5 * loss, rel=1e-4) and abs(loss / want - 1) > 1e-3
+
+
+def test_what_was_not_measured_is_no_zero(params):
+    """A loss without a KL term has no KL, and a step without a sampled token no mean over tokens."""
+    for changes in (dict(kl_coef=0.5), dict(tis_cap=1.2, **NONE)):
+        learner = make_learner(params, **changes)
+        _, learned = learn(run_config(**changes), learner, learner.init(params), [])
+        assert learned["policy_tokens"] == 0 and not learned["applied"] and learned["loss"] == 0
+        names = {"entropy", "clip_fraction", "mismatch_mean", "mismatch_k3", "mismatch_max", "ratio_max"}
+        names |= {"kl"} if "kl_coef" in changes and changes["kl_coef"] else {"tis_weight_mean", "tis_capped"}
+        assert {name for name, value in learned.items() if value is None} == names
+        assert ("kl" in learned) == ("kl" in names)
 
 
 def test_several_epochs_compare_with_one_pass_before_the_first(params):
