@@ -231,6 +231,7 @@ class Step:
       turn: index of the user turn.
       text: the policy's own text.
       call: None if the text could not be parsed as a call.
+      observation: the answer as the policy reads it; "" for a text that is no call and is ignored.
       pattern: the action pattern that the environment family counts for the rare signal. None stands for the
         tool's name, "" for a call to a tool that the task does not offer.
       message: index of the policy's message that holds the call. A message may hold several.
@@ -245,6 +246,11 @@ class Step:
     pattern: str | None = None
     message: int = 0
     macro: str = ""
+
+    @property
+    def ignored(self) -> bool:
+        """Whether the text is no call and got no answer: the policy went on as if it had not written it."""
+        return self.call is None and not self.observation
 
     @property
     def action(self) -> str:

@@ -57,7 +57,11 @@ _SHOTS = flags.DEFINE_integer(
     "Worked examples before each task, from other tasks of the development half; BFCL's single-turn only.",
     lower_bound=0,
 )
-_PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
+_PYTHON = flags.DEFINE_string(
+    "python",
+    "",
+    "Interpreter of the environment family; none: this one, or that of a --workdir of the same family.",
+)
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _ROLLOUTS = flags.DEFINE_integer("num_rollouts", 1, "Rollouts per task.", lower_bound=1)
@@ -71,7 +75,10 @@ _FORMAT = flags.DEFINE_enum(
     "How the policy writes calls, as in config.rollout.",
 )
 _TIMEOUT = flags.DEFINE_float(
-    "call_timeout", 5.0, "Seconds of processor time that one call may take.", lower_bound=0.1
+    "call_timeout",
+    5.0,
+    "Seconds of processor time that one call may take; none: 5, or those of a --workdir of the same family.",
+    lower_bound=0.1,
 )
 _STEPS = flags.DEFINE_integer(
     "max_steps", 20, "Messages with calls per user turn; 20 is the benchmark's limit.", lower_bound=1
@@ -138,8 +145,8 @@ def run() -> None:
         configs.check_new_file("output", _OUTPUT.value)
 
     held_out = _BENCHMARK.value == "held_out"
-    trained = configs.of_run(_WORKDIR.value) if held_out else None
-    name = trained.environment.name if trained else _BENCHMARK.value
+    trained = configs.of_run(_WORKDIR.value) if _WORKDIR.value else None
+    name = trained.environment.name if trained and held_out else _BENCHMARK.value
     folder = Path(_MODEL.value or Path(_WORKDIR.value) / "policy")
     if not _MODEL.value and not folder.exists():
         raise ValueError(
@@ -150,16 +157,15 @@ def run() -> None:
     config.model = str(folder)
     limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
     world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
-    if trained:  # the run's own settings; flags that are given override them
-        kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
-        config.environment = trained.environment
+    kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
+    if trained and trained.environment.name == name:  # the run's own; flags that are given override it
+        config.environment, world = trained.environment, kept(world)
+    if trained and held_out:
         evaluated = dataclasses.asdict(build.evaluation_limits(trained))
         limits = evaluated | {"tool_call_format": trained.rollout.tool_call_format} | kept(limits)
-        world = kept(world)
-    run = configs.of_run(_WORKDIR.value) if _WORKDIR.value else config
     # Which tools these are: the run says, for families that are made of a user's own.
-    source = configs.own_source(run.environment) if run.environment.name == name else {}
-    config.environment.update(name=name, **world, **source)
+    source = configs.own_source(config.environment) if config.environment.name == name else {}
+    config.environment.update(name=name, **world)
     config.rollout.update(limits)
     config.engine.update(
         url=_URL.value,
@@ -229,6 +235,7 @@ def run() -> None:
             "max_new_tokens": config.rollout.max_new_tokens,
             "max_observation": config.rollout.max_observation,
             "call_timeout": config.environment.call_timeout,
+            "worker_memory": config.environment.worker_memory,
             "dtype": config.engine.dtype,
             "malformed_calls": MALFORMED[config.rollout.malformed],
         },

@@ -94,10 +94,13 @@ def run() -> int:
         "audit": _AUDIT.value,
     }
     changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
-    config = start.settled(configs.override(config, changes))
-    folder = Path(_WORKDIR.value)
+    config, folder = configs.override(config, changes), Path(_WORKDIR.value)
+    note = start.shared(config, config_flags.get_override_values(flags.FLAGS["config"]))
+    config = start.settled(config)
     if (_REPLAY.value or _APPROVE.value or _REFUSE.value) and not (folder / "campaign.json").exists():
         raise ValueError(f"--workdir={folder} holds no campaign.json: name the folder of a campaign.")
+    if note and not (folder / "campaign.json").exists():
+        print(note, flush=True)
     told = {
         "command": f"{shipped.command('harness')} {shlex.join(sys.argv[1:])}",
         "machine": cells.machine(),

@@ -55,7 +55,13 @@ def main() -> None:
 
 
 def set_up(family: str, folder: Path) -> None:
-    """Makes a virtual environment with the packages of a family. What it held before is replaced."""
+    """Makes a virtual environment with the packages of a family. One that is there is replaced."""
+    held = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if held and not (folder / "pyvenv.cfg").is_file():
+        sys.exit(
+            f"Error: {folder} is there and is no virtual environment, and what it holds would be deleted: "
+            "empty it, or name another folder by --folder."
+        )
     compiler = os.environ.get("CC", "cc")  # jericho, which TextWorld needs, is compiled
     if family == "textworld" and not shutil.which(compiler):
         sys.exit(f"Error: TextWorld needs a C compiler, and there is no {compiler}: install gcc, or set CC.")

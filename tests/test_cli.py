@@ -127,6 +127,19 @@ def test_a_set_up_without_pip_says_what_to_run(tmp_path):
     assert "has no pip: run `uv pip install --no-deps -r" in done.stderr and "bfcl.txt" in done.stderr
 
 
+@pytest.mark.parametrize("family", ["textworld", "tau2", "appworld", "mcp"])
+def test_a_set_up_deletes_no_folder_but_an_environment(tmp_path, family):
+    (tmp_path / "own" / "lib").mkdir(parents=True)
+    (tmp_path / "own" / "lib" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("more work")
+    for name in ("own", "file"):
+        command = [sys.executable, ROOT / "experiments" / "set_up.py", family, f"--folder={tmp_path / name}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 1 and "is no virtual environment, and what it holds would" in done.stderr
+    assert (tmp_path / "own" / "lib" / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "file").read_text() == "more work"
+
+
 def test_the_demo_installs_nothing_outside_a_virtual_environment(tmp_path):
     python = Path(sys.base_prefix) / "bin" / "python3"
     command = [python, "-I", "-S", ROOT / "experiments" / "demo.py"]  # -S: without what this interpreter has

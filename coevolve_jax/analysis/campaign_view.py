@@ -18,7 +18,7 @@ from coevolve_jax.analysis.campaign_runs import (
 from coevolve_jax.diagnosis.trends import MEANINGS, value_at
 from coevolve_jax.harness import progress
 from coevolve_jax.harness.campaign import PARTS, START, Campaign, Tampered, was_read
-from coevolve_jax.harness.records import Expectation, Skill, Verdict
+from coevolve_jax.harness.records import RULES, Expectation, Skill, Verdict
 from coevolve_jax.harness.smoke import FIRST
 from coevolve_jax.records.costs import ROLLOUTS, total
 
@@ -153,6 +153,7 @@ def headline(
         f"proposer {settings['proposer']}",
         f"seeds {', '.join(map(str, settings['seeds']))}",
         f"noise of a run {100 * settings['noise']:.1f} points",
+        *_off(versions),
         *(f"{name}: {told[name]}" for name in ("date", "machine", "commit", "command") if told.get(name)),
     ]
     counts = [f"{n} {kind}" for kind, n in kinds.items()]
@@ -163,6 +164,14 @@ def headline(
         ("Files", freeze["state"], freeze["sentence"]),
     ]
     return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
+
+
+def _off(versions: Sequence[Mapping]) -> list[str]:
+    """Says which rules no verdict has: the proposer's module or a setting has left them out."""
+    told = [{rule["name"] for rule in v["rules"]} for v in versions]
+    judged = [names for names in told if "score" in names]
+    off = [rule for rule in RULES if not any(rule in names for names in judged)]
+    return [f"rules that are off: {', '.join(off)}"] if judged and off else []
 
 
 def _claim(final: Mapping[str, Any] | None) -> tuple[str, str]:

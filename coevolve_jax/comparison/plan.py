@@ -313,7 +313,7 @@ def primary(config: ConfigDict) -> str:
 def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
     """Returns the config of a cell's start, which no arm changes.
 
-    Raises ValueError where all runs would share one folder of checkpoints.
+    Raises ValueError where all runs would share one folder of checkpoints or of weights.
     """
     configs.check_several_runs(config)
     return configs.override(config, {**cell.shared, "seed": cell.seed, "strategy.name": "static"})

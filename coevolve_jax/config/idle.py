@@ -341,7 +341,7 @@ VALUES: dict[str, tuple[Callable[[ConfigDict], bool], str]] = {
 
 
 def _updates(c: ConfigDict) -> int:
-    """Of RL, at most."""
+    """Returns the number of updates of RL, at most."""
     return c.steps * c.learner.epochs
 
 

@@ -393,12 +393,13 @@ def _check_own_settings(config: ConfigDict) -> None:
 
 
 def check_several_runs(config: ConfigDict) -> None:
-    """Raises ValueError where several runs of a config would share one folder of checkpoints."""
-    if folder := config.checkpoint.folder:
-        raise ValueError(
-            f"config.checkpoint.folder is {folder!r}, which one run alone can use: leave it empty where "
-            "several are made."
-        )
+    """Raises ValueError where several runs of a config would share a folder of checkpoints or of weights."""
+    for key in ("checkpoint.folder", "engine.push_folder"):
+        if folder := find(config, key):
+            raise ValueError(
+                f"config.{key} is {folder!r}, which one run alone can use: leave it empty where several are "
+                "made."
+            )
 
 
 def _check_no_password(config: ConfigDict) -> None:

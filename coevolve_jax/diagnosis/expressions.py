@@ -57,7 +57,10 @@ class Expression:
         """
         if any(len(row.get(name, ())) > LONGEST for name in self._looped):
             return None
-        found = self._program.eval(data=row).plain_value()
+        try:
+            found = self._program.eval(data=row).plain_value()
+        except RuntimeError:  # the binding's own bound on steps
+            return None
         return float(found) if isinstance(found, bool | float) and math.isfinite(found) else None
 
     def values(self, rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
@@ -149,15 +152,24 @@ def _check_tokens(source: str, unit: str, names: Collection[str] | None) -> list
 
 
 def _tokens(source: str) -> list[tuple[str, str]]:
-    """Splits a formula into tokens (kind, text). Raises ExpressionError where there is none."""
-    found, at = [], 0
+    """Splits a formula into tokens (kind, text).
+
+    Raises ExpressionError where there is none, and for a text that touches another token than a sign. CEL
+    takes three quotes for one, and a letter before a quote for its prefix, so it would split these otherwise.
+    """
+    found, at, before = [], 0, None
     while at < len(source):
         token = _TOKEN.match(source, at)
         if token is None:
             raise ExpressionError(f"A formula cannot have {source[at]!r}, as at character {at + 1}.")
+        kinds = {token.lastgroup, before and before.lastgroup}
+        if before and "text" in kinds and kinds <= {"text", "number", "word"}:
+            raise ExpressionError(
+                f"{token.group()[:60]} touches {before.group()[:60]}: put a space or a sign between the two."
+            )
         if token.lastgroup:
             found.append((token.lastgroup, token.group()))
-        at = token.end()
+        at, before = token.end(), token
     return found
 
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from coevolve_jax.types import Call, Group, Observation, Outcome, Task, Trajectory
@@ -73,10 +74,14 @@ class EnvPool(Protocol):
     other. That world answers fatal=True from then on, and its outcome is a valid failure.
     Where our infrastructure fails, the world answers valid=False, and its outcome is invalid.
     Several threads may use the pool at once. busy: mean seconds that a worker has spent on requests.
+    size: number of workers.
     """
 
     @property
     def busy(self) -> float: ...
+
+    @property
+    def size(self) -> int: ...
 
     def reset(self, tasks: Sequence[Task]) -> list[int]: ...
 
@@ -113,6 +118,11 @@ def allowance(op: str, seconds: float) -> float:
     Those in LONG may take 20 times as long, but not above a minute.
     """
     return max(1.0, min(20.0, 60.0 / seconds)) if op in LONG else 1.0
+
+
+# A world calls it, inside an op, before it waits for a server that has a time limit of its own. It takes the
+# most seconds by the clock of that wait, and they are added to the op's limit by the clock.
+WAITS: ContextVar[Callable[[float], None]] = ContextVar("waits", default=lambda seconds: None)
 
 
 # --- Defaults for what a family does not define itself ---------------------------------------------

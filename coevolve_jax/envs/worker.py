@@ -6,7 +6,8 @@ One line answers each op as soon as it is done:
     ["refused", why]: the caller's request makes no sense (ValueError)
     ["broken", why]: the environment says that it has failed itself, which costs the world
     ["fatal", why]: the environment says that the call has ended the world
-The ops after one that is not ok get the same answer.
+The ops after one that is not ok get the same answer. A line before the answer asks for time:
+    ["waits", seconds]: the op waits for a server for up to so long by the clock, besides its own time
 
 worker_process.py runs `python -P -m coevolve_jax.envs.worker FAMILY MEMORY_GIB [warm]`. The interpreter may
 have the family's packages and the standard library only: this file must not import anything else.
@@ -25,7 +26,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from coevolve_jax.envs import family as families
-from coevolve_jax.envs.base import Broken, Environment, allowance
+from coevolve_jax.envs.base import WAITS, Broken, Environment, allowance
 from coevolve_jax.types import Call, Task
 
 
@@ -80,12 +81,21 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
     to kill this process. Their default action ends the process even inside a C function.
     """
     worlds: dict[int, Environment] = {}
+    most = 0.0  # seconds by the clock of the op under way
+
+    def wait(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 2 * (most + seconds))
+        answers.write(json.dumps(["waits", seconds]).encode() + b"\n")
+        answers.flush()
+
+    WAITS.set(wait)
     for line in requests:
         env_id, seconds, wall_seconds, ops = json.loads(line)
         stopped = None
         for op in ops:
             times = allowance(op[0], seconds)
-            with _limits(times * seconds, 2 * times * wall_seconds):
+            most = times * wall_seconds
+            with _limits(times * seconds, 2 * most):
                 try:
                     reply = stopped or ["ok", answer(family, worlds, env_id, *op)]
                 except ValueError as error:

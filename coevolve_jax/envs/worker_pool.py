@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -67,7 +68,16 @@ def _step(call: Call) -> str:
     return f"{_STEP}, {json.dumps(call_checks.to_json(call))}]"
 
 
-def _shut_down(workers: Sequence[Worker], threads: ThreadPoolExecutor) -> None:
+class Closed(RuntimeError):
+    """Raised by a request to a pool that is shut down."""
+
+    def __init__(self):
+        super().__init__("The pool of worker processes is shut down: make another one.")
+
+
+def _shut_down(closed: threading.Event, workers: Sequence[Worker], threads: ThreadPoolExecutor) -> None:
+    """Ends the workers for good: a request under way ends with its worker, and restarts none."""
+    closed.set()
     for worker in workers:
         worker.kill()
     threads.shutdown()
@@ -104,7 +114,8 @@ class ProcessPool:
             else [WorkerProcess(*settings) for _ in range(workers)]
         )
         self._threads = ThreadPoolExecutor(len(self._workers))
-        self.shutdown = weakref.finalize(self, _shut_down, self._workers, self._threads)
+        self._closed = threading.Event()
+        self.shutdown = weakref.finalize(self, _shut_down, self._closed, self._workers, self._threads)
         self._worlds: dict[int, _World] = {}
         self._ids = itertools.count()
         for worker in self._workers:
@@ -120,6 +131,11 @@ class ProcessPool:
     def busy(self) -> float:
         """Mean seconds that a worker has spent on requests."""
         return sum(worker.busy for worker in self._workers) / len(self._workers)
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
 
     @property
     def pids(self) -> list[int]:
@@ -165,8 +181,8 @@ class ProcessPool:
         return [_outcome(world, replies) for world, replies in zip(opened, answers)]
 
     def close(self, env_ids: Sequence[int]) -> None:
-        """Frees the worlds; the ids mean nothing afterwards."""
-        held = [w for w in self._open(env_ids) if w.id in w.worker.live]
+        """Frees the worlds; the ids mean nothing afterwards. After `shutdown` they are free already."""
+        held = [w for w in self._open(env_ids) if w.id in w.worker.live and not self._closed.is_set()]
         self._batch([(w, [_CLOSE]) for w in held], log=False)
         for world in held:
             world.worker.live.discard(world.id)
@@ -226,8 +242,10 @@ class ProcessPool:
         """Runs the jobs, the workers in parallel. Returns the answered values of each job.
 
         A job has fewer values than ops where its world was lost. log: whether the ops change the worlds, and
-        so belong in their logs. scale: multiplies the time limit of an op.
+        so belong in their logs. scale: multiplies the time limit of an op. Raises Closed after `shutdown`.
         """
+        if jobs and self._closed.is_set():
+            raise Closed
         groups = collections.defaultdict(list)
         for index, (world, _) in enumerate(jobs):
             groups[id(world.worker)].append(index)
@@ -247,10 +265,15 @@ class ProcessPool:
         return [[value for _, value in replies] for replies in answers]
 
     def _ask(self, world: _World, ops: Sequence[str], answers: list[list], log: bool, scale: float) -> None:
-        """Appends the answers of `ops` to `answers`. Sets world.failure where the world is lost."""
+        """Appends the answers of `ops` to `answers`. Sets world.failure where the world is lost.
+
+        Raises Closed after `shutdown`, also where that comes while the worker answers.
+        """
         worker, known, tried = world.worker, len(world.log), False
         with worker.lock, _adding_to(worker):
             while not world.failure:
+                if self._closed.is_set():
+                    raise Closed
                 worker.wait_until_ready()
                 del answers[:], world.log[known:]  # a second attempt starts from the same log
                 past = [] if world.id in worker.live else list(world.log)
@@ -268,24 +291,35 @@ class ProcessPool:
                             if log and reply[0] == "ok":
                                 world.log.append(asked[replies - 1])
                 except Gone:
-                    worker.restart()
+                    self._restart(worker)
                     continue
                 except Lost as lost:
-                    worker.restart()
+                    self._restart(worker)
                     if lost.settled or tried:
                         op = asked[replies] if replies >= len(past) else ""
                         world.lose(str(lost), op, lost.settled, asked[:replies])
                     tried = True
                     continue
-                except BaseException:  # Ctrl-C: a pending answer must not be read as that of the next request
+                except BaseException as error:  # Ctrl-C: the next request must not read a pending answer
                     world.lose("interrupted")
                     worker.kill()  # the next request restarts it
+                    if isinstance(error, ValueError) and self._closed.is_set():  # as were its pipes
+                        raise Closed from None
                     raise
                 if world.failure:
                     worker.live.discard(world.id)
                 elif world.log:  # a world that stays open, unlike those of `execute` and `judge`
                     worker.live.add(world.id)
                 return
+
+    def _restart(self, worker: Worker) -> None:
+        """Starts a lost worker again. Raises Closed after `shutdown`, which lets none live."""
+        if not self._closed.is_set():
+            worker.restart()
+            if not self._closed.is_set():
+                return
+            worker.kill()
+        raise Closed from None
 
 
 def _on_ray(workers: int, *settings: Any) -> list[RayWorker]:

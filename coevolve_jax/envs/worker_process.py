@@ -29,6 +29,7 @@ START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
 # The limit of a call is its worker's processor time. By the clock it may take WALL_FACTOR times as long, and
 # WALL_SECONDS more: this catches calls that wait without computing, and spares workers on a busy machine.
+# Each time that it waits for a server (base.WAITS), it has that wait's own limit besides.
 WALL_FACTOR, WALL_SECONDS = 10.0, 60.0
 
 
@@ -175,8 +176,11 @@ class WorkerProcess:
             raise Lost(self._death()) from None
         for op in ops:
             times = allowance(op.split('"', 2)[1], seconds)
+            most = times * wall_seconds
             try:
-                yield json.loads(self._read_line(times * wall_seconds))
+                while (reply := json.loads(self._read_line(most)))[0] == "waits":
+                    most = times * wall_seconds + reply[1]
+                yield reply
             except Lost as lost:
                 spent = self.process.poll() == -signal.SIGPROF
                 reason = f"timeout: more than {times * seconds:g} s of processor time" if spent else str(lost)

@@ -2,8 +2,8 @@
 
 It sees what no diagnostic can: that the verdict of the environment itself is exploited. `replay` makes the
 calls of a rollout and the reference calls again, each in a fresh world, and compares states and answers after
-each turn. It uses none of the environment's grading. A family may name another one in `AUDIT`, whose worlds
-are used.
+each turn. It uses none of the environment's grading, and judges no task without reference calls. A family may
+name another one in `AUDIT`, whose worlds are used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ LEVEL, POINTS = 0.05, 0.10  # a refusal needs both
 JUDGED = 64  # successes of a version
 
 
+def comparable(task: Task) -> bool:
+    """Whether a task has reference calls, with which `replay` compares a rollout."""
+    return any(turn.calls for turn in task.turns)
+
+
 def replay(pool: EnvPool, rollouts: Sequence[tuple[Task, Trajectory]]) -> list[str]:
     """Why each rollout is no success; "" where it is one.
 
     After each turn the state equals that of the reference, and the reference's answers of the turn are among
     the rollout's answers so far.
+
+    Raises ValueError for a task without reference calls: it would be compared with an untouched world.
     """
+    if alone := next((task for task, _ in rollouts if not comparable(task)), None):
+        raise ValueError(f"The task {alone.id!r} has no reference calls, so no replay can judge it.")
     worlds = pool.reset([task for task, _ in rollouts for _ in range(2)])
     try:
         why, answers = [""] * len(rollouts), [Counter[str]() for _ in rollouts]

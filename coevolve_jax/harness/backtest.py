@@ -361,7 +361,8 @@ def _single(trajectories: Sequence[Trajectory]) -> dict[str, np.ndarray]:
 def _cut(config: ConfigDict, trajectory: Trajectory) -> bool:
     """Whether the limits of a config would have ended a conversation before its last message."""
     c, messages = config.rollout, spans(trajectory)
-    per_turn = Counter(turn for turn, _ in {(s.turn, s.message) for s in trajectory.steps})
+    acted = {(s.turn, s.message) for s in trajectory.steps if not s.ignored}
+    per_turn = Counter(turn for turn, _ in acted)
     return (
         any(
             m.start + c.max_new_tokens > c.max_length or m.stop - m.start > c.max_new_tokens for m in messages

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.harness import diagnostics, evidence, registry, verdict
-from coevolve_jax.harness.audit import JUDGED, Audit
+from coevolve_jax.harness.audit import JUDGED, Audit, comparable
 from coevolve_jax.harness.calibration import markdown, share
 from coevolve_jax.harness.records import Expectation
 from coevolve_jax.harness.registry import Diagnostic, Recorded
@@ -155,7 +155,8 @@ def read(name: str, config: ConfigDict, runs: Mapping[int, Path], verify: Verify
 
     runs: seed -> workdir.
     """
-    told = verify(won := [pair for run in runs.values() for pair in evidence.successes(run)])
+    every = (pair for run in runs.values() for pair in evidence.successes(run))
+    told = verify(won := [(task, t) for task, t in every if comparable(task)])
     drawn = rng_for(min(runs), f"audit {name}").permutation(len(won))[:JUDGED]
     return Side(
         config,

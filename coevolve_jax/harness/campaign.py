@@ -1,7 +1,8 @@
 """The folder of a campaign. Its state is a function of its files, so the same command goes on after any kill.
 
     campaign.json      the config, the levers, seeds, command, machine, date
-    frozen.json        sha256 of the source files, of campaign.json, of the held-out tasks and weights
+    frozen.json        sha256 of the source files, of the user's modules that the config names, of
+                       campaign.json, of the held-out tasks and weights
     events.jsonl       what was done, in order; each line carries the sha256 of the line before
     starts/            links to the starts in the store, one for each seed
     versions/v003/     proposal.json, backtest.json, smoke.json, evidence.json, verdict.json, learned.json
@@ -11,7 +12,7 @@
     llm_calls.jsonl    the questions of a proposer that asks a model, and the answers
     approved/          a person's decisions (--gate)
     ended.json         where nothing was left to propose
-    final/             the test, read once
+    final/             the test, read once, and the sha256 of the files of the fresh runs
     lock               held by the one process that writes here
 
 Every file of versions/ is written once, by a rename that cannot replace another, and is read-only then. Its
@@ -31,13 +32,16 @@ from typing import Any
 
 from coevolve_jax import shipped
 from coevolve_jax.diagnosis import expressions
+from coevolve_jax.harness import modules
 from coevolve_jax.harness.records import Proposal, Verdict
 
 PACKAGE = shipped.PACKAGE
 PROGRAMS = ("main.py", "evaluate.py", "compare_gradients.py")  # of experiments/, which launch.py starts
+SOURCE = (f"{PACKAGE.name}/", "experiments/")  # begin the names of source files
 PARTS = ("proposal", "backtest", "smoke", "evidence", "verdict", "learned")
 START = "v000"
-READ = ("final/readings.csv", "final/final.json")  # written anew each time that the test is read
+# Written anew each time that the test is read. The first has the sha256 of the fresh runs' files.
+READ = ("final/files.json", "final/readings.csv", "final/final.json")
 QUESTIONS, ENDED = "llm_calls.jsonl", "ended.json"
 MOST_REFUSED = 3  # proposals refused unseen, for each version that may be trained
 # Part -> a key that its file has.
@@ -316,7 +320,7 @@ class Campaign:
     def check(self, code: bool = True) -> None:
         """Raises Tampered, which names the file, for anything that is not as it was written.
 
-        code: whether the source files count too.
+        code: whether the source files and the modules that the config names count too.
         """
         for name in self._without_event():
             raise Tampered(f"{name} has no event in {self._events}: restore that file.")
@@ -331,6 +335,9 @@ class Campaign:
             told = {name: told[name] for name in told if name not in READ}  # the test is being read again
         for name, digest in told.items():
             _same(self.folder / name, digest, name)
+        if was_read(events) and (kept := self.folder / READ[0]).exists():
+            for name, digest in read_object(kept).items():
+                _same(kept.parent / name, digest, f"final/{name}")
         asked = next((row["asked"] for row in reversed(events) if "asked" in row), None)
         with reading(self._events):
             same = not asked or beginning(self.folder / QUESTIONS, asked["bytes"]) == asked
@@ -339,8 +346,10 @@ class Campaign:
         for version in self.versions():
             self._check_version(version)
         for name, digest in read_object(self.folder / "frozen.json").items():
-            source = name.startswith((f"{PACKAGE.name}/", "experiments/"))
-            if code or not source:
+            own, source = name.startswith(f"{modules.FOLDER}/"), name.startswith(SOURCE)
+            if code and own:
+                _same(modules.path(name), digest, name)
+            elif code or not (own or source):
                 _same((PACKAGE.parent if source else self.folder) / name, digest, name)
 
     def _check_version(self, version: str) -> None:
@@ -398,15 +407,16 @@ def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
     return campaign
 
 
-def freeze(campaign: Campaign, files: Iterable[str]) -> None:
-    """Writes frozen.json, once: the sha256 of the source, of campaign.json and of these files.
+def freeze(campaign: Campaign, files: Iterable[str], named: Iterable[str] = ()) -> None:
+    """Writes frozen.json, once: the sha256 of the source, of campaign.json, of these files and modules.
 
-    files: relative to the campaign's folder.
+    files: relative to the campaign's folder. named: dotted paths, as `modules.named` gives them.
     """
     path = campaign.folder / "frozen.json"
     if not path.exists():
         found = {name: sha256(campaign.folder / name) for name in ("campaign.json", *files)}
         found |= {str(p.relative_to(PACKAGE.parent)): sha256(p) for p in source()}
+        found |= {name: sha256(p) for own in named for name, p in modules.files(own).items()}
         campaign._once(path, found)
     if not campaign.events():
         campaign._record("frozen", path.name)

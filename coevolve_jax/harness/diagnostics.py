@@ -1,10 +1,9 @@
 """The diagnostics of a campaign: what is registered, tested again on later versions, and may refuse.
 
 After each trained version, once there is evidence enough, the proposer's own formulas and the best templates
-are tested (registry.py). One
-that kept its sign on two later versions is gating: a version that brings it to alert is not promoted. Values
-of steps are tracked. Once there are runs enough, one of them after each version is tested by what it
-foretold. It refuses no version.
+are tested (registry.py). One that kept its sign on two later versions is gating: a version that brings it to
+alert is not promoted. Values of steps are tracked. Once there are runs enough, one of them after each version
+is tested by what it foretold. It refuses no version.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from coevolve_jax.harness.registry import (
 from coevolve_jax.harness.templates import Candidate, invent
 
 LIVE = ("registered", "gating")
-COUNT = 2  # formulas about trajectories that are tested after a version
+COUNT = 2  # new formulas of a unit after a version: about trajectories to be tested, of steps to be tracked
 LEARNED = ("kl", "entropy", "clip_fraction", "grad_norm")  # fields of a step that only the learner knows
 # Tested in this order, which no result decides.
 STEPS = tuple(
@@ -73,28 +72,28 @@ def evolved(
     Args:
       rows: version -> the rollouts of its runs, of all trained versions up to this one, in their order.
       promoted: the start and the promoted versions, whose values make the thresholds.
-      invented: formulas of the proposer, checked. They go before the templates.
+      invented: formulas of the proposer, checked. They go before the templates; COUNT of a unit are taken.
       halves: gives version -> its runs' first halves and gains, of the same versions.
     """
     found = [_tested_again(d, rows, promoted) for d in known or STEPS]
+    new = lambda unit: [c for c in invented if c.unit == unit][:COUNT]
     found += [
-        Diagnostic(c.id, c.unit, c.formula, "either", "tracked", version, c.proposer)
-        for c in invented
-        if c.unit == "step"
+        Diagnostic(c.id, c.unit, c.formula, "either", "tracked", version, c.proposer) for c in new("step")
     ]
     registered = {d.id: values_of(d).values for d in live(found)}
     tests = [d.test for d in found if isinstance(d.test, Registration)]
     used = {run for test in tests for run in test.runs}
     whole = merged(list(rows.values()))
-    own = [c for c in invented if c.unit == "trajectory"][:COUNT]
+    own = new("trajectory")
     tried = [*(d.formula for d in found if d.unit == "trajectory"), *(c.formula for c in own)]
     if testable(whole):
-        own += invent(whole, known=registered, tried=tried, count=COUNT - len(own))
+        ids = {d.id for d in found} | {c.id for c in own}
+        own += invent(whole, known=registered, tried=tried, ids=ids, count=COUNT - len(own))
     for number, candidate in enumerate(own, len(tests) + 1):
         values = expressions.compile(candidate.formula, "trajectory").values
         test = register(values, whole, number=number, rng=rng, registered=registered, used=used)
         kind = "refused" if test.refused else "registered"
-        new = Diagnostic(
+        judged = Diagnostic(
             candidate.id,
             "trajectory",
             candidate.formula,
@@ -104,7 +103,7 @@ def evolved(
             candidate.proposer,
             test=test,
         )
-        found.append(_with_thresholds(new, rows, promoted) if kind == "registered" else new)
+        found.append(_with_thresholds(judged, rows, promoted) if kind == "registered" else judged)
         used |= set(test.runs)
         registered |= {candidate.id: values} if kind == "registered" else {}
     runs = sum(len(np.unique(own.run)) for own in rows.values())

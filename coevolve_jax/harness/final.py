@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness import evidence, levers, references
-from coevolve_jax.harness.campaign import READ, START, UNREADABLE, Tampered, reason, was_read
+from coevolve_jax.harness.campaign import READ, START, UNREADABLE, Tampered, reason, sha256, was_read
 from coevolve_jax.harness.claim import HARNESSES, PROTOCOLS, Reading, result
 from coevolve_jax.harness.loop import Evolution
 from coevolve_jax.harness.records import changes_from_json
@@ -169,7 +170,11 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     told = {**result(found), **_said(evolution), "openings": len(openings(evolution))}
     write_text(folder / "final.json", json.dumps(told, indent=1))
     raw += sorted(f"readings/{path.name}" for path in (folder / "readings").glob("*.json"))
-    campaign.tell_final(*raw, "readings.csv", "final.json")  # the last one says that it is read
+    files = [run / name for run in _fresh_runs(evolution, fresh) for name in evidence.files(run)]
+    hashes = {str(path.relative_to(folder)): sha256(path) for path in files}
+    write_text(folder / "files.json", json.dumps(hashes, indent=1))
+    names = [name.removeprefix("final/") for name in READ]
+    campaign.tell_final(*raw, *names)  # the last one says that it is read
     return found
 
 
@@ -185,6 +190,12 @@ def _rows(evolution: Evolution, fresh: Iterable[int]) -> Iterator[tuple[Reading,
             for name, protocol in PROTOCOLS.items():
                 file = folder / "readings" / f"{harness}_{seed}_{'P1' if protocol.long else name}.json"
                 yield Reading(harness, version, kind, seed, "T", name), run, file
+
+
+def _fresh_runs(evolution: Evolution, fresh: Iterable[int]) -> list[Path]:
+    """The links to the runs of all harnesses on the fresh seeds."""
+    rows = _rows(evolution, fresh)
+    return [run for reading, run, _ in rows if (reading.seeds, reading.tasks) == ("F", "D")]
 
 
 def _read(evolution: Evolution, fresh: Iterable[int]) -> list[Reading]:
@@ -228,7 +239,10 @@ def _calls(task: Mapping[str, Any]) -> int:
 
 
 def differences(evolution: Evolution) -> list[str]:
-    """Makes readings.csv and final.json again from what was read. Returns a sentence on each difference."""
+    """Makes readings.csv and final.json again from what was read. Returns a sentence on each difference.
+
+    The fresh runs are also compared with their own rollouts.
+    """
     folder, found = evolution.campaign.folder / "final", []
     if not any((evolution.campaign.folder / name).exists() for name in READ):
         return []
@@ -240,6 +254,7 @@ def differences(evolution: Evolution) -> list[str]:
         if fresh not in map(sorted, opened):
             found.append(f"final/readings.csv has the fresh seeds {fresh}, for which no test was opened.")
         found += _misplaced(evolution, fresh)
+        found += itertools.chain.from_iterable(map(evidence.contradictions, _fresh_runs(evolution, fresh)))
         made = _read(evolution, fresh)
         if wrong := sorted(there ^ {tuple(map(str, row)) for row in made}):
             told = ",".join(wrong[0])

@@ -18,14 +18,13 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import idle
 from coevolve_jax.diagnosis import rewards
 from coevolve_jax.diagnosis.trends import MEANINGS, SETTINGS
-from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.records import LONGEST, Expectation, Proposal, is_text
 
 Changes = dict[str, Any]  # dotted config key -> value
 NEW_WEIGHT = 0.1  # of a reward term that is added
 BAD = ("errors", "repeats", "malformed")  # terms that are higher where calls fail: they are added below 0
 MOST_TERMS = 0.3  # sum of the sizes of the weights of reward terms
 DESIGN = "search"  # the lever of a proposal that moves several
-LONGEST = 4000  # characters of a proposal's text
 LAYERS = ("reward", "filter", "credit", "optimiser", "sampling", "limits", "tasks", "evolution")
 
 
@@ -42,6 +41,7 @@ class Lever:
       layer: one of LAYERS.
       keys: all config keys that it may write.
       moves: config -> move -> its changes. Moves that would change nothing or leave the bounds are absent.
+        From a value beyond the bounds there are those that come nearer to them.
     """
 
     name: str
@@ -68,11 +68,15 @@ def _scale(
         if zero:
             found = {**found, "0": 0.0} if now else {"on": zero}
         rounded = {m: round(v) if whole else float(f"{v:.6g}") for m, v in found.items()}
-        return {
-            m: {key: v} for m, v in rounded.items() if v != now and (low <= v <= high or (zero and v == 0))
-        }
+        fits = lambda v: (zero and v == 0) or _allowed(now, v, low, high)
+        return {m: {key: v} for m, v in rounded.items() if v != now and fits(v)}
 
     return Lever(key, layer, (key,), moves)
+
+
+def _allowed(now: float, then: float, low: float, high: float) -> bool:
+    """Whether a value is within bounds, or nearer to them than the present one and not past them."""
+    return low <= then <= high or now < then < low or high < then < now
 
 
 def _choice(layer: str, key: str, values: Sequence[Any]) -> Lever:
@@ -86,14 +90,13 @@ def _choice(layer: str, key: str, values: Sequence[Any]) -> Lever:
 
 
 def _steps(layer: str, key: str, values: Sequence[float]) -> Lever:
-    """A value of a list in order. A move goes to a neighbour; a value that is not in the list has none."""
+    """A value of a list in order, where a last 0 is never. A move goes to the next one of the list."""
+    size = lambda v: math.inf if v == values[-1] == 0 else v
 
     def moves(config: ConfigDict) -> dict[str, Changes]:
-        now = configs.find(config, key)
-        if now not in values:
-            return {}
-        at = values.index(now)
-        beside = {"up": values[at + 1 : at + 2], "down": values[max(at - 1, 0) : at]}
+        now = size(configs.find(config, key))
+        above, below = ([v for v in values if size(v) > now], [v for v in values if size(v) < now])
+        beside = {"up": above[:1], "down": below[-1:]}
         return {name: {key: v} for name, found in beside.items() for v in found}
 
     return Lever(key, layer, (key,), moves)
@@ -115,14 +118,41 @@ def _again() -> Lever:
     return Lever(key, "sampling", (key, budget), moves)
 
 
-def _trade(layer: str, key: str, against: str, values: Sequence[int]) -> Lever:
+def _schedule() -> Lever:
+    """How the learning rate goes on after its warm-up. Without decay_steps it is down by the end of the run.
+
+    Without a warm-up a constant rate has no moves, and no other schedule becomes constant. The optimiser of
+    the start then counts no updates, or would count too many: no run could fork it.
+    """
+    key, end = "learner.schedule", "learner.decay_steps"
+    plain = _choice("optimiser", key, ("constant", "cosine", "linear"))
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        own = config.learner
+        if own.warmup_steps == 0 and own.schedule == "constant":
+            return {}
+        kept = {m: c for m, c in plain.moves(config).items() if own.warmup_steps or m != "constant"}
+        until = {} if own.decay_steps > own.warmup_steps else {end: _updates(config)}
+        return {m: c if m == "constant" else {**c, **until} for m, c in kept.items()}
+
+    return Lever(key, "optimiser", (key, end), moves)
+
+
+def _updates(config: ConfigDict) -> int:
+    """Updates of the whole run."""
+    return config.steps * config.learner.epochs
+
+
+def _trade(layer: str, key: str, against: str, low: int, high: int) -> Lever:
     """Two whole numbers whose product stays. A move doubles or halves the first."""
 
     def moves(config: ConfigDict) -> dict[str, Changes]:
         now, other = configs.find(config, key), configs.find(config, against)
         found = {"x2": (now * 2, other // 2), "/2": (now // 2, other * 2)}
         return {
-            m: {key: a, against: b} for m, (a, b) in found.items() if a in values and a * b == now * other
+            m: {key: a, against: b}
+            for m, (a, b) in found.items()
+            if _allowed(now, a, low, high) and a * b == now * other
         }
 
     return Lever(key, layer, (key, against), moves)
@@ -191,9 +221,12 @@ def table(config: ConfigDict, formulas: Mapping[str, tuple[str, bool]] | None = 
         scale("credit", "learner.kl_coef", 1e-4, 3.0, zero=0.001),
         scale("optimiser", "learner.learning_rate", 1e-7, 3e-3),
         _steps("optimiser", "learner.epochs", (1, 2, 4)),
+        # Neither is the warm-up switched on or off: see `_schedule`. 1 is as good as none.
+        scale("optimiser", "learner.warmup_steps", 1, max(1, _updates(config)), whole=True),
+        _schedule(),
         scale("optimiser", "learner.max_grad_norm", 0.01, 10.0),
         scale("sampling", "rollout.temperature", 0.4, 1.6, 1.25),
-        _trade("sampling", "rollout.group_size", "rollout.tasks_per_step", (2, 4, 8, 16, 32, 64)),
+        _trade("sampling", "rollout.group_size", "rollout.tasks_per_step", 2, 64),
         _again(),
         _steps("sampling", "rollout.max_staleness", (0, 1, 2, 4, 6)),
         scale("limits", "rollout.max_length", 64, config.learner.pack_length, 2.0, whole=True),
@@ -303,9 +336,10 @@ def _malformed(p: Any) -> str:
     if not isinstance(p, Proposal):
         return f"The proposer gave {short(p)}: a Proposal or None is wanted."
     for name in ("parent", "lever", "move", "because", "proposer", "skill"):
-        text = getattr(p, name)
-        if not isinstance(text, str) or len(text) > LONGEST:
-            return f"The proposal's {name} is longer than {LONGEST} characters, or no text."
+        if not is_text(getattr(p, name)):
+            return (
+                f"The proposal's {name} is longer than {LONGEST} characters, or no text that UTF-8 can write."
+            )
     for name in ("changes", "evidence"):
         pairs = getattr(p, name)
         if not isinstance(pairs, Mapping) or not all(isinstance(key, str) for key in pairs):
@@ -317,11 +351,17 @@ def _malformed(p: Any) -> str:
         return f"The proposal expects {short(p.expects)}: an Expectation or None is wanted."
     if p.expects and not (_finite(p.expects.least) and p.expects.least >= 0):
         return f"A hypothesis asks for a change of {short(p.expects.least)}: name a number from 0 on."
+    if p.expects and not (is_text(p.expects.diagnostic) and is_text(p.expects.direction)):
+        return f"The proposal expects {short(p.expects)}: name a value of training, and up or down."
     return ""
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a number that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def changed(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
@@ -336,4 +376,8 @@ def changed(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
 
 
 def short(text: Any) -> str:
-    return repr(text if len(str(text)) <= 60 else str(text)[:57] + "...")
+    """A value as a message shows it, in one line of some 60 characters."""
+    try:
+        return repr(text if len(str(text)) <= 60 else str(text)[:57] + "...")
+    except Exception:  # a whole number of thousands of digits, or a value that is anybody's code
+        return f"a value of the type {type(text).__name__}"

@@ -26,12 +26,13 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.harness import campaign as folders
-from coevolve_jax.harness import evidence, progress, smoke
+from coevolve_jax.harness import evidence, modules, progress, smoke
 from coevolve_jax.harness.campaign import START, UNREADABLE, Campaign, reason
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.harness.store import Store, is_run, log
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.records.files import read_lines
 
 # --gate -> the parts before which a person decides.
 GATES = {"design": ("smoke",), "verdict": ("verdict",)}
@@ -65,6 +66,7 @@ class Evolution:
         after: Callable[[], object] = lambda: None,
     ):
         self.campaign, self.store, self._say, self._after = campaign, store, say, after
+        self._config = config
         self.settings, self.versions = config.harness, Versions(campaign, config, store)
         self.parts = Parts(campaign, config, store, self.versions, say)
 
@@ -186,7 +188,10 @@ class Evolution:
         return [f"{folders.ENDED} says that nothing is left to propose, and something is."]
 
     def _begin(self) -> None:
-        """Makes the starts, links them and freezes what may not change."""
+        """Makes the starts, links them and freezes what may not change.
+
+        Raises ValueError where a start fails, and where the audit could judge none of the held-out tasks.
+        """
         if failed := self.store.begin(self.settings.seeds):
             seed, why = next(iter(failed.items()))
             raise ValueError(f"The start of seed {seed} failed: {why}")
@@ -198,7 +203,13 @@ class Evolution:
                 *sorted(p for p in (link / "checkpoints").rglob("*") if p.is_file()),
             ]
             files += [str(p.relative_to(self.campaign.folder)) for p in kept]
-        folders.freeze(self.campaign, files)
+            turns = [turn for task in read_lines(kept[0]) for turn in task["turns"]]
+            if self.settings.audit == "replay" and not any(turn.get("calls") for turn in turns):
+                raise ValueError(
+                    "config.harness.audit is 'replay', which compares with reference calls, and no held-out "
+                    "task of the start has any: use --audit=none."
+                )
+        folders.freeze(self.campaign, files, modules.named(self._config))
 
     def _remember(self) -> None:
         """Tells a proposer that asks a model what an earlier process has asked."""

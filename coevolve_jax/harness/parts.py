@@ -8,16 +8,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from coevolve_jax import names
 from coevolve_jax.harness import backtest, diagnostics, evidence, levers, skills, smoke, verdict
-from coevolve_jax.harness.audit import JUDGED, Audit
+from coevolve_jax.harness.audit import JUDGED, Audit, comparable
 from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.campaign import START, Campaign, sha256
-from coevolve_jax.harness.records import Proposal, Rule, Verdict
+from coevolve_jax.harness.records import RULES, Proposal, Rule, Verdict
 from coevolve_jax.harness.registry import Diagnostic, testable
 from coevolve_jax.harness.store import Question, Store, config_changes, twin
 from coevolve_jax.harness.templates import Candidate, checked
@@ -58,6 +59,7 @@ class Parts:
         self._module = names.module(
             "harness.proposers", self._settings.proposer, "harness.proposer", ["make"]
         )
+        self._rules = _rules(self._module)
         self.proposer = self._module.make(config)
         self.failed: dict[tuple[str, str], str] = {}
 
@@ -92,7 +94,7 @@ class Parts:
         """Raises Refused unless the proposal moves open levers of a version that may have children.
 
         The config must be new in the campaign. A skill that it names must hold for that version and say this
-        move.
+        move. It names what will change, unless the proposer's rules leave `target` out.
         """
         kinds = {v: self._versions.verdict(v) for v in self._campaign.versions() if v < version}
         good = [v for v, judged in kinds.items() if judged and judged.kind in ("start", "promoted")]
@@ -102,6 +104,11 @@ class Parts:
         known, several = self._versions.open_levers(before=version), getattr(self._module, "SEVERAL", False)
         own = self._versions.config(p.parent)
         levers.check_proposal(known, own, p, several)
+        if p.expects is None and "target" in self._rules:
+            raise levers.Refused(
+                f"The proposal {p.lever} {levers.short(p.move)} expects nothing, and the rule `target` asks "
+                f"for it: give `expects`, or set RULES of {self._module.__name__} without `target`."
+            )
         if earlier := twin(levers.changed(own, p.changes), {v: self._versions.config(v) for v in kinds}):
             raise levers.Refused(
                 f"{p.lever} {levers.short(p.move)} of {p.parent} gives the config of {earlier}, whose runs "
@@ -198,7 +205,8 @@ class Parts:
         """The verifier's word on some successes of the last evaluations, drawn at random; or None."""
         if self._settings.audit == "none":
             return None
-        won = [(seed, *pair) for seed, run in runs.items() for pair in evidence.successes(run)]
+        every = ((seed, *pair) for seed, run in runs.items() for pair in evidence.successes(run))
+        won = [(seed, task, t) for seed, task, t in every if comparable(task)]
         order = rng_for(self._settings.seed, "audit", int(version[1:])).permutation(len(won))
         drawn = [won[i] for i in sorted(order[:JUDGED])]
         told = self._store.audit([(task, t) for _, task, t in drawn])
@@ -261,7 +269,7 @@ class Parts:
             self._versions.selection(proposal.parent),
             self._versions.selection(version),
             noise=self._settings.noise,
-            rules=getattr(self._module, "RULES", verdict.RULES),
+            rules=self._rules,
             expects=proposal.expects,
             before=before,
             after=found["row"],
@@ -329,3 +337,19 @@ class Parts:
         given = invent(history, version, rng_for(self._settings.seed, "invent", int(version[1:])))
         known = [*history.diagnostics, *diagnostics.STEPS]
         return checked(given, known, history.names(version), self._say)
+
+
+def _rules(module: ModuleType) -> tuple[str, ...]:
+    """The conditions of a verdict that a proposer's module sets; all of them where it sets none.
+
+    Raises ValueError for one that there is not, and where the score does not count.
+    """
+    found = tuple(getattr(module, "RULES", RULES))
+    if unknown := [rule for rule in found if rule not in RULES]:
+        raise ValueError(f"RULES of {module.__name__} names {unknown[0]!r}: use some of {', '.join(RULES)}.")
+    if "score" not in found:
+        raise ValueError(
+            f"RULES of {module.__name__} lacks 'score', so a version could be promoted that is no better "
+            "than its parent: add it."
+        )
+    return found

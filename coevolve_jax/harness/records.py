@@ -8,7 +8,17 @@ from fnmatch import fnmatch
 from typing import Any, Literal
 
 ROUNDING = 1e-9  # 0.35 - 0.3 is a change by 0.05
+LONGEST = 4000  # characters of a text
+RULES = ("score", "target", "reward", "gating", "audit")  # the conditions of a verdict (verdict.py)
 Kind = Literal["start", "promoted", "rejected", "invalid", "refused", "failed"]
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that a record and a terminal can hold: of UTF-8, and not above LONGEST."""
+    try:
+        return isinstance(value, str) and len(value) <= LONGEST and value.encode().decode() == value
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,9 +74,9 @@ BUILT_IN: tuple[Skill, ...] = (
         "paid-for-itself", "shaped_last - shaped_first > gain + 0.03", "reward.terms", "remove *",
         "The reward trained on rises faster than success does.", "gain", "up", 0.0,
     ),
-    _skill(
+    _skill(  # without the pull no divergence is measured
         "on-a-leash", "kl_coef >= 0.1 && gain < 0.05", "learner.kl_coef", "0",
-        "The pull to the start outweighs what is learned.", "kl_last", "up", 0.0,
+        "The pull to the start outweighs what is learned.", "gain", "up", 0.0,
     ),
     _skill(
         "tight-clip", "clipped_last > 0.15 && kl_last < 0.01", "learner.clip_high", "x1.5",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
@@ -47,7 +49,7 @@ def settled(config: ConfigDict) -> ConfigDict:
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
     Raises ValueError where training or the evaluation would read the test split, for held-out queries, and
-    where all runs would share one folder of checkpoints.
+    where all runs would share one folder of checkpoints or of weights.
     """
     c = config
     configs.check_several_runs(c)
@@ -59,6 +61,21 @@ def settled(config: ConfigDict) -> ConfigDict:
         )
     pinned = {f"evaluation.{key}": c.rollout[key] for key in _unset_limits(c)}
     return configs.override(c, {**pinned, **RECORDED})
+
+
+def shared(config: ConfigDict, given: Collection[str]) -> str:
+    """A sentence on limits of training that `settled` makes the evaluation's own too; "" if there are none.
+
+    config: before `settled`. given: the keys that its user has set, beside the config file.
+    """
+    limits = [key for key in _unset_limits(config) if f"rollout.{key}" in given]
+    if not limits:
+        return ""
+    told = " and ".join(f"config.rollout.{key} ({config.rollout[key]})" for key in limits)
+    return (
+        f"The evaluation has no limit of its own beside {told}, so it keeps this one in all versions, and no "
+        f"lever can mend it there: for a limit of training alone give --config.evaluation.{limits[0]} too."
+    )
 
 
 def settled_as(config: ConfigDict, first: ConfigDict) -> ConfigDict:

@@ -3,8 +3,8 @@
     STORE/starts/DIGEST/seed_0/    D_0, the held-out tasks and the policy before RL: versions fork it
     STORE/DIGEST/seed_0/           the run of one config and seed
 
-DIGEST names the config, the code and the cores of a run, so a run that another campaign has made is not made
-again. It is charged to both.
+DIGEST names the config, the code with the modules that the config names, and the cores of a run. So a run
+that another campaign has made is not made again. It is charged to both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.config import keys
-from coevolve_jax.harness import campaign
+from coevolve_jax.harness import campaign, modules
 from coevolve_jax.records.files import write_text
 from coevolve_jax.types import Task, Trajectory
 
@@ -94,7 +94,7 @@ class Store:
         self._folder, self._programs, self._jobs = folder, programs, jobs
         self.audit = programs.audit
         self._start = configs.override(config, {"strategy.name": "static", "rollout.salt": 0})
-        self._code = f"{campaign.code()[:8]}-{cores or cores_of_a_run(jobs)}"
+        self._code, self._cores = campaign.code()[:8], cores or cores_of_a_run(jobs)
         self.asks = True
 
     def start(self, seed: int) -> Path:
@@ -106,7 +106,10 @@ class Store:
         return self._folder / self._name(config) / f"seed_{seed}"
 
     def _name(self, config: ConfigDict) -> str:
-        return f"{config_id(config)}-{self._code}"
+        code = self._code
+        if own := modules.named(config):
+            code = hashlib.sha256(f"{code}\n{modules.code(own)}".encode()).hexdigest()[:8]
+        return f"{config_id(config)}-{code}-{self._cores}"
 
     def begin(self, seeds: Sequence[int]) -> dict[int, str]:
         """Makes the starts that are missing. Returns why, for each seed whose start failed."""

@@ -6,12 +6,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.rewards import TERMS
+from coevolve_jax.harness.records import is_text
 from coevolve_jax.harness.registry import (
     ALIKE,
     MISSING,
@@ -59,20 +60,28 @@ def named(shown: Evidence) -> tuple[list[str], list[str]]:
 
 
 def checked(
-    given: Sequence[Candidate],
+    given: Any,
     known: Sequence[Diagnostic],
     names: Collection[str],
     say: Callable[[str], object],
 ) -> list[Candidate]:
     """The candidates that are formulas and new. Why another is left out is said.
 
+    given: what a proposer gives; anything else than a list of Candidates of texts is left out too.
     names: the texts that may stand in a formula.
     """
     found, tried = [], {(d.unit, d.formula) for d in known}
     taken = {d.id for d in known}
+    if not isinstance(given, list | tuple):
+        say(f"What the proposer invents is left out: it is a {type(given).__name__}, and no list.")
+        given = ()
     for c in given:
         try:
-            if c.unit not in ("trajectory", "step") or not re.fullmatch(r"[\w-]{1,60}", c.id):
+            if not isinstance(c, Candidate):
+                raise expressions.ExpressionError(f"a {type(c).__name__} is no Candidate.")
+            if not all(map(is_text, (c.id, c.formula, c.unit, c.proposer))):
+                raise expressions.ExpressionError("a field of a Candidate is no text.")
+            if c.unit not in ("trajectory", "step") or not re.fullmatch(r"[\w-]{1,60}", c.id, re.ASCII):
                 raise expressions.ExpressionError(f"{c.id[:60]!r} of a {c.unit[:60]!r} is no diagnostic.")
             expressions.compile(c.formula, c.unit, names)
             if (c.unit, c.formula) in tried or c.id in taken:
@@ -89,13 +98,19 @@ def checked(
 
 
 def invent(
-    found: Evidence, *, known: Mapping[str, Values] | None = None, tried: Collection[str] = (), count: int = 2
+    found: Evidence,
+    *,
+    known: Mapping[str, Values] | None = None,
+    tried: Collection[str] = (),
+    ids: Collection[str] = (),
+    count: int = 2,
 ) -> list[Candidate]:
     """The best templates by distance of their AUC from 0.5 on the odd half of the evidence.
 
     Args:
       known: registered diagnostics. A template that ranks rollouts as one of them does is left out.
       tried: formulas that earlier tests read.
+      ids: of other diagnostics. A template whose id is one of them is left out.
       count: candidates, at most. No two of them rank rollouts alike.
     """
     shown, ranked = halves(found)[0].mixed, []
@@ -104,7 +119,7 @@ def invent(
     for id, formula in templates(tools, stops).items():
         values = expressions.compile(formula, "trajectory", names).values(shown.rows)
         told = separate(values, ~shown.solved, shown.group)
-        if formula not in tried and told.auc is not None and told.missing <= MISSING:
+        if formula not in tried and id not in ids and told.auc is not None and told.missing <= MISSING:
             ranked.append((Candidate(id, formula, told.auc), values))
     ranked.sort(key=lambda pair: -abs(pair[0].auc - 0.5))
     taken: list[Candidate] = []

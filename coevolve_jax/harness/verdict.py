@@ -24,9 +24,8 @@ import numpy as np
 from coevolve_jax.analysis import stats
 from coevolve_jax.harness.audit import Audit
 from coevolve_jax.harness.evidence import Selection
-from coevolve_jax.harness.records import Expectation, Rule, Verdict
+from coevolve_jax.harness.records import RULES, Expectation, Rule, Verdict
 
-RULES = ("score", "target", "reward", "gating", "audit")
 RESAMPLES = 2_000
 
 

@@ -27,7 +27,7 @@ from coevolve_jax.synthesis import choice, lineage
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.validate import execute
+from coevolve_jax.synthesis.validate import execute, with_patterns
 from coevolve_jax.types import QUERY, Lineage, Outcome, Task
 
 
@@ -184,7 +184,10 @@ def own_tasks(config: ConfigDict) -> tuple[list[Task], list[Task]]:
     rng = rng_for(config.evaluation.seed, "own held-out tasks")
     drawn = sorted(rng.permutation(len(others))[: config.evaluation.tasks])
     named = lambda kind, tasks: [
-        dataclasses.replace(task, id=f"{kind}-0-{n}", lineage=Lineage(kind, parent=task.id))
+        with_patterns(
+            dataclasses.replace(task, id=f"{kind}-0-{n}", lineage=Lineage(kind, parent=task.id)),
+            family.action_pattern,
+        )
         for n, task in enumerate(tasks)
     ]
     return named("initial", train.values()), named("held_out", [others[i] for i in drawn])
@@ -217,11 +220,12 @@ def tasks_from_file(
     Raises ValueError for a file without tasks, tasks of another environment, or fewer good tasks than a batch
     needs.
     """
-    found = read_tasks(config, path, "data.initial_file")
+    found, action_pattern = read_tasks(config, path, "data.initial_file"), build.family(config).action_pattern
     stats = SynthesisStats(proposed=len(found))
     for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage.from_file(task.lineage))
-        refusal = _fault(renamed, *run, synthesizer) or synthesizer.add(tasks, renamed)[0]
+        refusal = _fault(renamed, *run, synthesizer)
+        refusal = refusal or synthesizer.add(tasks, with_patterns(renamed, action_pattern))[0]
         stats.refused.update([refusal] if refusal else [])
     stats.added = stats.accepted = len(tasks)
     _check_batch(config, path, len(tasks), stats)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coevolve_jax.envs.base import action_pattern
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.prompting import Question
 from coevolve_jax.loop.collect import Roller
@@ -94,6 +95,10 @@ class Laboratory:
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))
+
+    @property
+    def own_patterns(self) -> bool:
+        return self.synthesizer.action_pattern is not action_pattern
 
     def synthesize(
         self, contexts: Sequence[Context], *, into: TaskPool | None = None, **wanted: Any

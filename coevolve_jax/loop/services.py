@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learn import learn
@@ -20,7 +21,7 @@ from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Branch, grpo_samples
-from coevolve_jax.types import Group, Task, TrainingSample
+from coevolve_jax.types import Group, Task, TrainingSample, spread
 
 
 class Services:
@@ -38,24 +39,26 @@ class Services:
         self, goal: Sequence[Group], groups: Sequence[Group], preconditioned: bool
     ) -> tuple[list[float], int]:
         """Does `Lab.influence`. Returns its numbers, and how many gradients they took."""
-        state, live = self._state(), [group for group in goal if group.spread]
+        state, rewards = self._state(), rewards_of(self._config)
+        uneven = lambda group: spread(rewards(group)) > 0
+        live = [group for group in goal if uneven(group)]
         if not live:
             return [0.0] * len(groups), 0
         rollouts = max(len(group.trajectories) for group in (*goal, *groups))
         self._learner.aim(state, self._batch(live, rollouts * len(goal)))
         found = [
             float(self._learner.influence(state, self._batch([group], rollouts), preconditioned))
-            if group.spread
+            if uneven(group)
             else 0.0
             for group in groups
         ]
-        return found, len(live) + sum(group.spread > 0 for group in groups)
+        return found, len(live) + sum(map(uneven, groups))
 
     def _batch(self, groups: Sequence[Group], max_rows: int) -> Batch[np.ndarray]:
-        """The groups' rollouts with GRPO's advantages."""
-        c, samples = self._config.learner, []
+        """The groups' rollouts with GRPO's advantages, from the rewards that a run learns from."""
+        c, rewards, samples = self._config.learner, rewards_of(self._config), []
         for group in groups:
-            advantages = group_advantages(list(group.rewards), estimator=c.advantage)
+            advantages = group_advantages(list(rewards(group)), estimator=c.advantage)
             samples += [
                 TrainingSample(t, np.full(len(t.ids), a, np.float32))
                 for t, a in zip(group.valid, advantages, strict=True)

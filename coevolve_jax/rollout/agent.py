@@ -304,9 +304,9 @@ class Agent:
             r.stop = "token_limit" if completion.finish == "length" else "engine"
             return
         parsed = self._chat.parse(completion.ids)
-        if self._limits.malformed == "end_turn":  # an unreadable call then counts as no call
-            parsed = [p for p in parsed if p.call]
-        if not parsed:
+        if all(map(self._passed_over, parsed)):
+            for p in parsed:
+                self._pass_over(r, p)
             await self._end_turn(r)
         elif r.steps_in_turn == self._limits.max_steps:
             r.stop = "step_limit"
@@ -322,6 +322,9 @@ class Agent:
         """
         texts, ended = [], False
         for p in parsed:
+            if self._passed_over(p):
+                self._pass_over(r, p)
+                continue
             macro = r.macros.get(p.call.name) if p.call else None
             answers: list[Observation] = []
             for call in macro.expand(p.call) if macro and p.call else [p.call]:
@@ -341,6 +344,15 @@ class Agent:
         # Append to the last answer: a message of its own would start another turn.
         texts[-1] = r.hinted(self._help(r), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
+
+    def _passed_over(self, p: ParsedCall) -> bool:
+        """Says whether a text that is no call is ignored."""
+        return p.call is None and self._limits.malformed == "end_turn"
+
+    @staticmethod
+    def _pass_over(r: _Rollout, p: ParsedCall) -> None:
+        """Records a text that is ignored. The policy reads no answer to it."""
+        r.steps.append(Step(r.turn, p.text, None, "", error=True, message=r.messages - 1))
 
     async def _execute(self, r: _Rollout, p: ParsedCall, call: Call | None, macro: str) -> Observation:
         """Executes one call and records its step. None stands for a text that is no call."""

@@ -18,7 +18,8 @@ class Limits:
     max_observation: characters of a tool result that the policy reads.
     max_messages: assistant messages of the whole conversation; 0 is no limit.
     malformed: the effect of an unreadable tool call. "answer": the policy reads an error. "end_turn": the
-        call is ignored, and a message without any other call ends its turn (as in BFCL's own harness).
+        call is recorded and ignored, and a message without any other call ends its turn (as in BFCL's own
+        harness).
     """
 
     max_length: int

@@ -97,7 +97,7 @@ class AgentWorld(Static):
         probed = probe(drafts, own.runs)
         kept = [g.task for g in probed if sum(t.outcome.success for t in g.valid) >= own.agree]
         solved = {g.task.id: p for g in probed if (p := solve_rate(g)) is not None}
-        adopted = adopt_first(lab, kept, c.evolution.tasks, kind="signal", solved=solved)
+        adopted = adopt_first(lab, unseen(arena, kept), c.evolution.tasks, kind="signal", solved=solved)
         return made.adopting(adopted, lab.tasks)
 
     def _chains(self, step: int, lab: Lab, groups: Sequence[Group], scenarios, rng) -> list[Context]:

@@ -111,6 +111,11 @@ class Lab(Protocol):
         """Returns the names of the tools that the environment offers in a scenario or task."""
         ...
 
+    @property
+    def own_patterns(self) -> bool:
+        """Whether the environment family names actions by patterns of its own, not by the tools' names."""
+        ...
+
     def synthesize(
         self,
         contexts: Sequence[Context],
@@ -174,8 +179,8 @@ class Lab(Protocol):
     ) -> list[float]:
         """Returns for each group the cosine between its update and the gradient of the goal's groups.
 
-        Only numbers leave the devices. A group whose rewards are all equal has influence 0. The groups are
-        the current policy's, such as those of `probe`.
+        Only numbers leave the devices. A group whose rewards, with the terms of config.reward added, are all
+        equal has influence 0. The groups are the current policy's, such as those of `probe`.
 
         preconditioned: compare the direction of Adam's step; else the plain gradient.
         """
@@ -293,6 +298,16 @@ def check_rolled_once(config: ConfigDict) -> None:
         raise ValueError(
             f"config.learner.dynamic_sampling is {more}, and strategy {config.strategy.name} draws no task "
             "anew: set it to 0."
+        )
+
+
+def check_calls(config: ConfigDict, tasks: TaskPool) -> None:
+    """Raises ValueError where no task of D_t has reference calls, for a strategy that grows from them."""
+    if not any(task.calls for task in tasks):
+        raise ValueError(
+            f"Strategy {config.strategy.name} makes new tasks from reference calls, and none of the "
+            f"{len(tasks)} tasks of D_t has any: use another strategy, such as random or even, or set "
+            "config.data.own_tasks to False, so that D_0 is explored."
         )
 
 

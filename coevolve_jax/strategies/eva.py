@@ -47,7 +47,8 @@ class Eva(Static):
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "gap", config.strategy.gap in GAPS, f"one of {', '.join(GAPS)}")
         check_shares(config, "min_evolved_share")
-        super().__init__(config, state, min_evolved_share=config.strategy.min_evolved_share)
+        share = config.strategy.min_evolved_share
+        super().__init__(config, state, min_evolved_share=share, needs_calls=True)
         self._visits = {id: tuple(v) for id, v in state["visits"].items()} if state else {}
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:

@@ -12,7 +12,7 @@ Choice: drafts for more places than there are are probed. Those that half of the
 those that all or none solve last. Batches of D_t are drawn by p (1 - p).
 
 The candidates are the skills that D_t or a probe has met. Drafts hold other calls too, so their probes bring
-in new skills.
+in new skills. Where D_t has no reference calls, all tools on offer are candidates.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Frontier(Static):
             return None
         rng, wanted = rng_for(c.seed, "evolve", step), c.evolution.tasks
         places = math.ceil(own.drafts * wanted) if own.probe else wanted
-        posterior = beta(self._counts, own.prior, skills_of(lab.tasks, own.level))
+        posterior = beta(self._counts, own.prior, skills_of(lab.tasks, own.level) or on_offer(lab, own.level))
 
         def worth() -> dict[str, float]:
             draw = rng.beta if own.thompson else lambda a, b: a / (a + b)
@@ -144,6 +144,14 @@ def counted(counts: Counts, groups: Sequence[Group], key: str) -> Counts:
         n, misses = after.get(name, (0.0, 0.0))
         after[name] = (n + 1, misses + missed)
     return after
+
+
+def on_offer(lab: Lab, key: str) -> set[str]:
+    """The skills of D_t, and all tools on offer unless the family has action patterns of its own."""
+    known = skills_of(lab.tasks, key)
+    if any(task.patterns for task in lab.tasks):
+        return known
+    return known | {skill(s, tool, key) for s in lab.scenarios for tool in lab.offered(s)}
 
 
 def synthesize_for_skills(

@@ -72,7 +72,8 @@ def synthesize_for_tools(
     """Makes one task for each of `tools` that has to call the tool.
 
     Explores random scenarios that offer the tool until one gives a task. If some tools give none, further
-    tasks of the other tools make up for them, up to `wanted` in all.
+    tasks of the other tools make up for them, up to `wanted` in all. No call is required where actions are
+    patterns of the family's own and no task of D_t has shown one.
 
     Args:
       tools: action patterns; in most families the names of tools.
@@ -82,15 +83,17 @@ def synthesize_for_tools(
     """
     step, rng = wanted["step"], wanted["rng"]
     places = offering(lab, tools, scenarios)
+    required = not _own_patterns(lab) or any(task.patterns for task in lab.tasks)
 
     def context(tool: str, id: str) -> Context:
         scenario = places[tool][rng.integers(len(places[tool]))]
         words = f"{tool} is called wrongly or not at all."
-        return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
+        must = (tool,) if required else ()
+        return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=must)
 
     def relocate(unproductive: Context) -> Context:
         id, _, place = unproductive.id.rpartition("/")
-        return context(unproductive.must[0], f"{id}/{int(place) + 1}")
+        return context(unproductive.focus_pattern[0], f"{id}/{int(place) + 1}")
 
     return lab.synthesize(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if places[tool]],
@@ -104,18 +107,24 @@ def offering(
 ) -> dict[str, list[Task]]:
     """Maps each action to the scenarios that offer it.
 
-    A tool is offered where it is on the list. Where tasks of D_t have action patterns of the family's own,
-    every scenario may offer them.
+    A tool is offered where it is on the list. Where actions are patterns of the family's own, every scenario
+    may offer them.
 
     scenarios: None stands for all of `lab.scenarios`.
     """
     among = lab.scenarios if scenarios is None else scenarios
     offered = [lab.offered(scenario) for scenario in among]
-    anywhere = any(task.patterns for task in lab.tasks)
+    anywhere = _own_patterns(lab)
     return {
         action: [s for s, tools in zip(among, offered) if anywhere or action in tools]
         for action in dict.fromkeys(actions)
     }
+
+
+def _own_patterns(lab: Lab) -> bool:
+    """Whether actions are patterns of the family's own: D_t says so where it has calls, else the family."""
+    called = [task for task in lab.tasks if task.calls]
+    return any(task.patterns for task in called) if called else lab.own_patterns
 
 
 def actions_on_offer(lab: Lab) -> list[str]:

@@ -1,11 +1,13 @@
 """INFUSER (arXiv 2606.09052): a proposer is paid for tasks whose update helps on goal tasks set apart.
 
 Score: the cosine between the update that a draft's rollouts ask for and the gradient of a goal set's rollouts
-(`lab.influence`). The goal set is made in scenarios set apart, and nobody trains on it.
+(`lab.influence`). The goal set is made in scenarios set apart, and nobody trains on it. A draft that repeats
+one of its tasks is dropped.
 
 A document is a scenario, of which the proposer makes several drafts. Its advantage (DuGRPO) is a draft's
 score less the mean of its document, over the document's standard deviation plus the mean of all such
-deviations that are not 0. A context that gives no draft scores 0. D_t takes the drafts of the highest scores.
+deviations that are not 0. A context whose draft is dropped, or that gives none, scores 0. D_t takes the
+drafts of the highest scores.
 
 Read against the authors' code. Faithful: score and advantage. Missing: the proposer is a softmax over
 settings of a context (synthesis/knobs.py), not a language model. The paper scores 1,024 drafts a loop against
@@ -25,7 +27,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, goal_set, propose, set_apart
+from coevolve_jax.strategies.growth import adopt_first, goal_set, propose, set_apart, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -83,9 +85,11 @@ class Infuser(Static):
         drawn = policy.sample(len(documents), rng)
         drafts, made = propose(lab, drawn, "infuser", step=step, rng=rng, scenarios=documents)
         total.add(made)
-        groups = lab.probe([t for t in drafts if t], own.probe, step)
+        held = lab.tasks.fresh()
+        held.add(self._goal)
+        groups = lab.probe(unseen(held, [t for t in drafts if t]), own.probe, step)
         scores = {g.task.id: s for g, s in zip(groups, self._scores(lab, groups, step), strict=True)}
-        earned = [scores[t.id] if t else 0.0 for t in drafts]
+        earned = [scores.get(t.id, 0.0) if t else 0.0 for t in drafts]
         policy.update(drawn, advantages(earned, own.questions), own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
         solved = {g.task.id: p for g in groups if (p := solve_rate(g)) is not None}

@@ -66,7 +66,7 @@ class Middo(Static):
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         must_be(config, "neighbours", config.strategy.neighbours >= 1, "1 or more")
         check_shares(config, "lonely")
-        super().__init__(config, state, weights=self.weights)
+        super().__init__(config, state, weights=self.weights, needs_calls=True)
         self._losses: dict[str, list[float]] = dict(state["losses"]) if state else {}
         self._grades: dict[str, int] = dict(state.get("grades", {})) if state else {}
 

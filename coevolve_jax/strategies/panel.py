@@ -24,11 +24,11 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, evolves, must_be
 from coevolve_jax.strategies.batches import by_variance, collect_batch, sampling_weights
-from coevolve_jax.strategies.frontier import counted, synthesize_for_skills
+from coevolve_jax.strategies.frontier import counted, on_offer, synthesize_for_skills
 from coevolve_jax.strategies.growth import unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of
+from coevolve_jax.synthesis.skills import Counts, allocate, beta, skills_of, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.types import Group, Task
@@ -75,7 +75,8 @@ class Panel(Static):
 
         def weights(tasks: TaskPool) -> np.ndarray:
             odds = by_variance(c)(tasks) if own.odds else sampling_weights(c, tasks.rows)
-            return odds * [MASTERED if skills_of([t], own.level) <= known else 1.0 for t in tasks]
+            called = [skills_of([t], own.level) for t in tasks]
+            return odds * [MASTERED if skills and skills <= known else 1.0 for skills in called]
 
         return collect_batch(c, step, tasks, roll, weights=weights)
 
@@ -128,14 +129,6 @@ class Panel(Static):
 make = Panel
 
 
-def on_offer(lab: Lab, key: str) -> set[str]:
-    """The skills of D_t, and all tools on offer unless the family has action patterns of its own."""
-    known = skills_of(lab.tasks, key)
-    if any(task.patterns for task in lab.tasks):
-        return known
-    return known | {skill(s, tool, key) for s in lab.scenarios for tool in lab.offered(s)}
-
-
 def pooled(rounds: Sequence[Counts]) -> Counts:
     """Adds the counts of all rounds."""
     total: dict[str, tuple[float, float]] = {}
@@ -156,15 +149,15 @@ def progress(
 ) -> dict[str, float]:
     """The factor 1 + kappa max(0, g) / mean |g| of each skill that both rounds measured; {} before two.
 
-    g is the gain per visit. Its weight against the mean of all skills, and in that mean, is
+    g is the gain per visit. Both rounds are shrunk to one rate, that of both together, so that a rise of all
+    skills is no gain of each. The weight of g against the mean of all skills, and in that mean, is
     visits / (visits + trust): a skill that nothing trained tells no gain.
     """
     if len(rounds) < 2:
         return {}
-    before, after = (means(own, prior) for own in rounds)
-    gains = {
-        a: (after[a] - before[a]) / max(1, visits.get(a, 0)) for a in sorted(before.keys() & after.keys())
-    }
+    p = means({f"{i} {a}": n for i, own in enumerate(rounds) for a, n in own.items()}, prior)
+    both = sorted(rounds[0].keys() & rounds[1].keys())
+    gains = {a: (p[f"1 {a}"] - p[f"0 {a}"]) / max(1, visits.get(a, 0)) for a in both}
     share = {a: n / (n + trust) if (n := visits.get(a, 0)) else 0.0 for a in gains}
     total = math.fsum(share.values())
     mean = math.fsum(share[a] * g for a, g in gains.items()) / total if total else 0.0

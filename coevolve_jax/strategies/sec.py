@@ -5,7 +5,8 @@ Source: the paper, and a copy of the authors' code. After each step an arm's val
     Q_a <- (1 - rate) Q_a + rate r_a,
 
 where r_a is the mean |advantage| of the arm's rollouts. A group whose rewards are equal counts as 0, also
-where the learner skips it. Each place of a batch draws an arm by softmax(Q / tau), then a task uniformly.
+where the learner skips it. An arm whose rollouts are all invalid keeps its value. Each place of a batch draws
+an arm by softmax(Q / tau), then a task uniformly.
 
 Faithful: the bandit, its reward, and the fading of absent arms, which only the code has. Growth is that of
 `random`, on purpose: at equal seeds both have the same D_t. They differ in odds, and in what is reserved:
@@ -73,9 +74,8 @@ class SEC(Static):
             rewards = rewards_of(self._config)(group)
             sizes = np.abs(group_advantages(rewards, estimator=self._config.learner.advantage))
             rollouts[category(group.task, own.arms)] += zip(rewards, sizes.tolist(), strict=True)
-        for arm in sorted({*self._values, *rollouts}):
-            if not rollouts[arm] and not own.fade:
-                continue
+        absent = self._values.keys() - rollouts.keys() if own.fade else set()
+        for arm in sorted({*absent, *(arm for arm, found in rollouts.items() if found)}):
             value = self._values.get(arm, 0.0)
             self._values[arm] = (1 - own.rate) * value + own.rate * self._reward(arm, rollouts[arm])
         return super().observe(step, groups)

@@ -5,8 +5,8 @@ example is the task with the calls up to where the rollout leaves a success, or 
 
 Tasks: skills are drawn by count and weight. A draft repeats an example's calls, and then has to call what was
 missed. The influence of its rollouts on those of a trusted set, made in scenarios set apart, chooses the
-drafts for D_t, the best of those above 0. The weight of a skill is 1, then 1 plus the mean influence of its
-last drafts. A language model, where one explores, words each skill once for its drafts.
+drafts for D_t, the best of those above 0. A skill weighs 1, then 1 plus the mean influence of its last drafts
+over the mean |influence| of their evolution. A language model, where one explores, words each skill once.
 
 No code was found. Faithful: from traces to skills to validated tasks, and the gradient as judge. Missing: a
 language model as generator that earns the influence; here it chooses drafts. At our sizes it hardly repeats
@@ -60,10 +60,9 @@ class Socratic(Static):
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"drafts": 1, "probe": 2, "goal": 1, "goal_probe": 2})
         check_shares(config, "memory")
-        super().__init__(config, state)
-        self._skills: dict[str, dict] = (
-            {key: dict(own) for key, own in state["skills"].items()} if state else {}
-        )
+        super().__init__(config, state, needs_calls=True)
+        saved = state["skills"] if state else {}
+        self._skills: dict[str, dict] = {key: dict(own) for key, own in saved.items()}
         self._goal = [Task.from_json(task) for task in state["goal"]] if state else []
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
@@ -143,10 +142,11 @@ class Socratic(Static):
 
     def _reweigh(self, keys: Mapping[str, str], drafts: Sequence[Task], scores: Mapping[str, float]) -> None:
         """Sets the weights of skills by the scores of their drafts. keys: of skills, by the context's id."""
+        scale = math.fsum(map(abs, scores.values())) / len(scores) or 1.0
         for key in sorted(set(keys.values())):
             own = [scores[t.id] for t in drafts if keys[t.lineage.context or ""] == key]
             if own:
-                self._skills[key]["weight"] = max(LEAST, 1 + math.fsum(own) / len(own))
+                self._skills[key]["weight"] = max(LEAST, 1 + math.fsum(own) / len(own) / scale)
 
     def to_json(self) -> dict:
         skills = {key: dict(own) for key, own in self._skills.items()}  # `observe` changes its own ones

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import SIGNALS, Help, Lab, Roll, StepReport, grpo_samples
+from coevolve_jax.strategies.base import SIGNALS, Help, Lab, Roll, StepReport, check_calls, grpo_samples
 from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -30,7 +30,7 @@ class Static:
 
     evolve: grows D_t; None: D_t stays D_0. rewards: what the rollouts of a group are worth, before the
     terms of config.reward are added. weights and min_evolved_share: as in `collect_batch`. hints: what help
-    each rollout is given.
+    each rollout is given. needs_calls: refuses a D_t without reference calls (base.check_calls).
     """
 
     def __init__(
@@ -43,14 +43,18 @@ class Static:
         weights: Callable[[TaskPool], np.ndarray] | None = None,
         min_evolved_share: float | None = None,
         hints: Help | None = None,
+        needs_calls: bool = False,
     ):
         self._config, self._evolve, self._rewards = config, evolve, rewards
+        self._needs_calls = needs_calls
         self._how = {"weights": weights, "min_evolved_share": min_evolved_share}
         self._how |= {"hints": hints} if hints else {}
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        if self._needs_calls:
+            check_calls(self._config, tasks)
         return collect_batch(self._config, step, tasks, roll, rewards=self._rewards, **self._how)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:

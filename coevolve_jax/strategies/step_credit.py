@@ -128,7 +128,7 @@ def anchors(task: Task, trajectory: Trajectory, anchor: str) -> list[tuple]:
     turns = [sum(start <= span.start for start in starts) - 1 for span in spans(trajectory)]
     found = []
     for message, turn in enumerate(turns):
-        read = tuple(s.observation for s in steps if s.message == message - 1)
+        read = tuple(s.observation for s in steps if s.message == message - 1 and not s.ignored)
         if message == 0 or turn != turns[message - 1] or not read:
             read = (task.turns[turn].query,)
         made = [s.call for s in steps if s.turn == turn and s.message < message and s.call]

@@ -5,8 +5,8 @@ Source: the paper and the authors' code. At each evolution,
 * tasks whose last visit mostly failed are varied into drafts;
 * the critic's value, the chance to succeed, must lie in a band; drafts nearest its middle come first.
 
-The critic is a logistic regression on a task's number of calls, its turns and its actions. It is fitted to
-the first visit to each task, by stochastic gradient descent. Later visits would flatter it.
+The critic is a logistic regression on a task's number of calls, its turns and its actions. Each evolution
+fits it anew to the first visit to each task, by stochastic gradient descent. Later visits would flatter it.
 
 Replay: the latest successes, one of each task, whose mean token probability (geometric) lies in a band. So
 the policy neither knows them by heart nor finds them strange. They enter as cross-entropy. A task leaves when
@@ -21,6 +21,7 @@ one judges success; here the environment's exact check does. Probabilities are t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -37,6 +38,7 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.variants import OPERATORS, possible, variant
 from coevolve_jax.types import SUCCESS, Group, Task, TrainingSample, Trajectory
 
+PASSES = 20  # over the first visits, when the critic is fitted
 KNOWN = (0.5, 0.95)  # mean token probability of a replayed rollout: above the first, at most the second
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
@@ -52,7 +54,7 @@ DEFAULTS = {
 
 
 class WebRL(Static):
-    """`Static` with another `evolve`, and replay. Its state: the critic, the visited tasks, the replay."""
+    """`Static` with another `evolve`, and replay. Its state: each task's first share solved, the replay."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         own = config.strategy
@@ -62,9 +64,8 @@ class WebRL(Static):
         if own.replay and config.learner.replay_routing:
             rule = "0 with config.learner.replay_routing, since replayed rollouts keep no routing"
             must_be(config, "replay", False, rule)
-        super().__init__(config, state)
-        self._critic: dict[str, float] = dict(state["critic"]) if state else {}
-        self._seen: set[str] = set(state["seen"]) if state else set()
+        super().__init__(config, state, needs_calls=True)
+        self._first: dict[str, float] = dict(state.get("first", {})) if state else {}
         self._kept = [_from_json(row) for row in state["kept"]] if state else []
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
@@ -78,9 +79,8 @@ class WebRL(Static):
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         kept, in_band = {t.task_id: t for t in self._kept}, 0
         for group in groups:
-            if (p := solve_rate(group)) is not None and group.task.id not in self._seen:
-                self._seen.add(group.task.id)
-                fit(self._critic, self._features(group.task), p, self._config.strategy.critic_rate)
+            if (p := solve_rate(group)) is not None:
+                self._first.setdefault(group.task.id, p)
             won = [(t, probability(t)) for t in group.valid if t.outcome.success]
             within = [t for t, p in won if KNOWN[0] < p <= KNOWN[1]]
             in_band += len(within)
@@ -102,7 +102,7 @@ class WebRL(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
-        rng, critic = rng_for(c.seed, "evolve", step), dict(self._critic)  # steps beside it fit the critic on
+        rng, first = rng_for(c.seed, "evolve", step), dict(self._first)  # steps beside it visit more tasks
         rows = lab.tasks.rows
         failed = [task for task, p in zip(lab.tasks, rows["last_score"], strict=True) if p < SUCCESS]
         contexts = [
@@ -112,6 +112,8 @@ class WebRL(Static):
             if possible(failed[i], operator, c.data.min_calls, c.data.max_calls, c.data.max_turns)
         ]
         drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
+        seen = [(self._features(task), first[task.id]) for task in lab.tasks if task.id in first]
+        critic = fitted(seen, own.critic_rate)
         values = {task.id: value(critic, self._features(task)) for task in drafts}
         middle = (own.least + own.most) / 2
         within = [task for task in drafts if own.least <= values[task.id] <= own.most]
@@ -119,8 +121,7 @@ class WebRL(Static):
         return made.adopting(adopt_first(lab, best, c.evolution.tasks, kind="signal"), lab.tasks)
 
     def to_json(self) -> dict:
-        own = {"critic": self._critic, "seen": sorted(self._seen), "kept": [_to_json(t) for t in self._kept]}
-        return {**super().to_json(), **own}
+        return {**super().to_json(), "first": dict(self._first), "kept": [_to_json(t) for t in self._kept]}
 
 
 make = WebRL
@@ -130,6 +131,14 @@ def value(critic: Mapping[str, float], features: Mapping[str, float]) -> float:
     """The chance of success that the critic gives a task, within [0, 1]."""
     logit = math.fsum(critic.get(name, 0.0) * x for name, x in features.items())
     return 1 / (1 + math.exp(-max(-500.0, min(500.0, logit))))
+
+
+def fitted(visits: Sequence[tuple[Mapping[str, float], float]], rate: float) -> dict[str, float]:
+    """The critic after PASSES over visits, each the features of a task and the share that solved it."""
+    critic: dict[str, float] = {}
+    for features, solved in itertools.chain.from_iterable(itertools.repeat(visits, PASSES)):
+        fit(critic, features, solved, rate)
+    return critic
 
 
 def fit(critic: dict[str, float], features: Mapping[str, float], solved: float, rate: float) -> None:

@@ -13,8 +13,9 @@ from coevolve_jax.synthesis import lineage
 from coevolve_jax.synthesis.explore import Tools, offered_names
 from coevolve_jax.synthesis.lineage import Birth
 from coevolve_jax.synthesis.settings import Fits, Settings
-from coevolve_jax.types import Observation, Outcome, Task
+from coevolve_jax.types import Call, Observation, Outcome, Task
 
+HELD = 8  # worlds that a worker holds at once while tasks are executed: each may have a server of its own
 FAILED = ("step_failed", "result_differs", "state_differs")  # refused by execution, whatever the goal is
 
 
@@ -126,9 +127,7 @@ def validate(
         if word == "discard":
             return Verdict(reason)
         task = dataclasses.replace(tasks[n], turns=tasks[n].turns[:turns])
-        patterns = tuple(map(settings.action_pattern, task.calls))
-        if patterns != task.actions:
-            task = dataclasses.replace(task, patterns=patterns)
+        task = with_patterns(task, settings.action_pattern)
         if (refusal := _out_of_bounds(task, proposal, answers, settings.fits)) is not None:
             return Verdict(refusal)
         line = lineage.at_birth(
@@ -156,8 +155,17 @@ def validate(
 def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Outcome]]:
     """Makes each task's reference calls, turn by turn, in a fresh environment, and scores them.
 
-    The outcome is invalid if the infrastructure failed in any call.
+    The outcome is invalid if the infrastructure failed in any call. HELD environments of a worker are open at
+    once.
     """
+    runs, count = list[tuple[Answers, Outcome]](), HELD * env_pool.size
+    for start in range(0, len(tasks), count):
+        runs += _execute(env_pool, tasks[start : start + count])
+    return runs
+
+
+def _execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Outcome]]:
+    """Does what `execute` does, with all environments open at once."""
     env_ids = env_pool.reset(tasks)
     answers: list[list[tuple[Observation, ...]]] = [[] for _ in tasks]
     for turn in range(max((len(t.turns) for t in tasks), default=0)):
@@ -177,6 +185,15 @@ def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Out
         )
         for own, outcome in zip(answers, outcomes)
     ]
+
+
+def with_patterns(task: Task, action_pattern: Callable[[Call], str]) -> Task:
+    """Returns the task with the action pattern of each reference call (Task.patterns).
+
+    action_pattern: the environment family's.
+    """
+    patterns, names = tuple(map(action_pattern, task.calls)), tuple(call.name for call in task.calls)
+    return dataclasses.replace(task, patterns=() if patterns == names else patterns)
 
 
 def _task(proposal: Proposal, id: str) -> Task:

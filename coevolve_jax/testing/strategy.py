@@ -274,6 +274,7 @@ class MadeUpLab:
     """A strategies.base.Lab of made-up tasks.
 
     probed: whether it was asked for rollouts. numbers: how many tasks it made, by kind and step.
+    own_patterns: as in the Lab.
     """
 
     config: ConfigDict
@@ -281,6 +282,7 @@ class MadeUpLab:
     scenarios: Sequence[Task] = tuple(Task(f"scenario_{i}", "made_up", {"id": i}) for i in range(3))
     probed: bool = False
     numbers: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)
+    own_patterns: bool = False
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))

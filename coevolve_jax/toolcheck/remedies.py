@@ -45,7 +45,8 @@ SERVER = Remedies(
     beside=f"Set config.environment.reuse_server=False, or {LEFT_OUT}.",
     ends={
         "with the id": f"Let the server answer each request with the id of the request, or {LEFT_OUT}.",
-        "no answer": f"Raise config.environment.server_timeout where it is slow, or {LEFT_OUT}.",
+        "gave no answer": f"Raise config.environment.server_timeout where it is slow, or {LEFT_OUT}.",
+        "by the clock": f"Raise config.environment.call_timeout where the machine is slow, or {LEFT_OUT}.",
         "ended": f"Let the server answer with an error instead of ending, or {LEFT_OUT}.",
         "sent more": f"Let it answer with less, or {LEFT_OUT}.",
         "": f"Mend the server, or {LEFT_OUT}.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coevolve_jax.analysis import report
-from coevolve_jax.analysis.campaign_view import campaign_view
+from coevolve_jax.analysis.campaign_view import campaign_view, headline
 from coevolve_jax.harness import campaign
 from coevolve_jax.harness.campaign import Campaign
 from tests.harness.support import files
@@ -107,6 +107,18 @@ def test_a_version_shows_its_diff_its_forecasts_and_what_its_target_did(whole):
         (n, x, came[n]) for n, x in tested["forecast"].items()
     ]
     assert all(row[-1] for v in view["versions"] for row in v["checks"] + v["forecast"])  # a meaning
+
+
+def test_the_page_names_the_rules_that_no_verdict_has(whole):
+    folder, view, _ = whole
+    assert "rules that are off" not in view["headline"]["facts"]
+    kept = [
+        {**v, "rules": [rule for rule in v["rules"] if rule["name"] not in ("target", "audit")]}
+        for v in view["versions"]
+    ]
+    freeze = {"state": "intact", "sentence": ""}
+    told = headline(Campaign(folder).plan(), kept, None, "v001", freeze, None)
+    assert " · rules that are off: target, audit · " in told["facts"]
 
 
 def test_what_scored_higher_and_was_refused_says_why(whole):

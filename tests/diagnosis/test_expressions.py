@@ -46,6 +46,8 @@ COSTLY = {
     "[" * 140: "recursion limit",
     "true?" * 28 + "true" + ":true" * 28: "Syntax error",
 }
+# To CEL the middle is code, and a text to whoever takes each quote for one.
+HIDDEN = "'''ls'done''' == stop || tools.all(t, tools.all(u, t + u != '')) || stop == '''done'ls'''"
 ROW = {
     "rollouts": 1, "calls": 3, "errors": 1, "malformed": 0, "tokens": 200, "policy_tokens": 40,
     "logprob_mean": -0.5, "turns": 2, "stop": "done", "tools": ["ls", "wc", "ls"],
@@ -115,9 +117,14 @@ REFUSED = {
     "__import__('ls')": "__import__ is no field",
     "null == null": "null is no field",
     "3u > 2u": "u is no field",
-    "r'done' == stop": "r is no field",
+    "r'done' == stop": "'done' touches r: put a space or a sign between the two",
+    "tools.all(r, r'done' == stop)": "'done' touches r",
+    "'ls'in tools": "in touches 'ls'",
+    "1'ls' == stop": "'ls' touches 1",
     "{'ls': 1}['ls'] > 0": "cannot have '{'",
-    "stop == '''done'''": "'' is no name of a tool",
+    "stop == '''done'''": "'done' touches ''",
+    HIDDEN: "'ls' touches ''",
+    HIDDEN.replace("'", '"'): '"ls" touches ""',
     "stop == 'do' + 'ne'": "'do' is no name of a tool",
     r"stop == 'd\x6fne'": r"cannot have \"'\"",
     "stop == 'held_out_17'": "'held_out_17' is no name of a tool",
@@ -189,6 +196,14 @@ def test_a_comprehension_over_more_elements_than_are_bounded_is_missing(source):
     assert formula.value({}) is None
     plain = expressions.compile("tools.size() > 1 && tools[0] == 'ls'", "trajectory", NAMES)
     assert plain.value({"tools": ["ls"] * 5_000}) == 1.0
+
+
+def test_what_the_binding_ends_by_its_own_bound_is_missing(monkeypatch):
+    monkeypatch.setattr(expressions, "_check_tokens", lambda *formula: [])  # as if one had got past it
+    nested = "tools.all(t, tools.all(u, tools.all(v, t + u != v)))"
+    formula = expressions.compile(nested, "trajectory")
+    assert formula.value({"tools": ["ls"]}) == 1.0
+    assert formula.value({"tools": [str(i) for i in range(100)]}) is None
 
 
 def test_the_formulas_that_are_ours_or_in_the_guide_are_in_the_language():

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from coevolve_jax.envs import lockdown, mcp
+from coevolve_jax.envs import lockdown, mcp, worker_process
 from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.envs.mcp import answers, servers, state, templates, values
 from coevolve_jax.envs.mcp import world as worlds
@@ -648,6 +648,19 @@ def test_a_call_that_ends_its_server_fails_its_rollout_and_no_other(settings, tm
         pool.close([good])
 
 
+@pytest.mark.slow
+def test_an_answer_within_the_servers_limit_is_waited_for_beyond_the_limit_of_a_call(settings, monkeypatch):
+    monkeypatch.setattr(worker_process, "WALL_FACTOR", 0.0)
+    monkeypatch.setattr(worker_process, "WALL_SECONDS", 6.0)
+    slow = task(settings, (FAULT,), command=f"{SERVER} slow", server_timeout=60.0)
+    with ProcessPool("mcp", workers=1, timeout=60.0) as pool:
+        env_ids = pool.reset([slow])
+        ((seen,),) = pool.step(env_ids, [[FAULT]])
+        pool.end_turn(env_ids)  # makes the reference's call too
+        (outcome,) = pool.score(env_ids)
+        assert (seen.text, seen.error, outcome.success, pool.restarts) == ("nothing", False, True, 0)
+
+
 def _running(mark):
     """The processes that have the text of a mark among their arguments."""
     found = []
@@ -842,6 +855,15 @@ def test_values_come_from_names_in_json_files_and_databases(tmp_path):
         "people_name": ["Ada"],
         "table_name": ["people"],
     }
+
+
+def test_what_the_user_wrote_down_gives_no_values_but_those_it_names(settings):
+    told = {"query": "Count the cocoa.", "calls": [{"name": "count", "arguments": {"item": "cocoa"}}]}
+    (Path(settings["template"]) / "coevolve.json").write_text(
+        json.dumps({"values": {"pieces": [2]}, "tasks": [told]})
+    )
+    (Path(settings["template"]) / "items.json").write_text('[{"item": "tea"}]')
+    assert scenario(settings).scenario["values"] == {"item": ["tea"], "pieces": [2]}
 
 
 # --- Servers that wait ----------------------------------------------------------------------------

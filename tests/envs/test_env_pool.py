@@ -18,7 +18,7 @@ import pytest
 from coevolve_jax.envs import bfcl, worker_process
 from coevolve_jax.envs.base import LONG, allowance
 from coevolve_jax.envs.bfcl import benchmark, toolsets
-from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.envs.worker_pool import Closed, ProcessPool
 from coevolve_jax.types import Call, Observation, Task, Turn
 from tests.support.clock import Stopwatch, cpu_seconds
 from tests.support.families import fragile, treacherous
@@ -515,6 +515,30 @@ def test_workers_end_with_the_interpreter_and_with_the_pool():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=600)
     assert out.returncode == 0 and out.stderr == "" and not alive(int(out.stdout))
+
+
+def test_a_pool_that_is_shut_down_in_the_middle_of_a_batch_starts_no_worker_again():
+    waits = Task("t", "fragile", {"fails_in": "step", "how": "wait"}, (Turn("do it"),))
+    pool, raised = ProcessPool("tests.support.families.fragile", workers=2), []
+    env_ids = pool.reset([waits] * 6)
+
+    def step():
+        try:
+            pool.step(env_ids, [[fragile.FRAGILE]] * 6)
+        except Closed as closed:
+            raised.append(closed)
+
+    batch = threading.Thread(target=step)
+    batch.start()
+    while not all(worker.lock.locked() for worker in pool._workers):
+        time.sleep(0.01)
+    pool.shutdown()
+    batch.join()
+    assert len(raised) == 1 and pool.restarts == 0 and not any(map(alive, pool.pids))
+    pool.close(env_ids[:1])
+    with pytest.raises(Closed, match="is shut down"):
+        pool.step(env_ids[1:], [[Call("safe", {})]] * 5)
+    assert pool.restarts == 0
 
 
 def test_64_rollouts_of_8_calls_are_quick(pool):

@@ -1,11 +1,14 @@
 """experiments/evaluate.py and synthesize.py as a user starts them: what they refuse, name and ask for."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from coevolve_jax import config as configs
+from tests.envs.test_env_tools import REWARDED
 from tests.support import forked
 from tests.support.paths import ROOT
 
@@ -63,6 +66,29 @@ def test_a_model_is_asked_as_the_flags_say(quick, tmp_path):
     flags = ("--model=models/tiny_qwen3", *SMALL, "--num_rollouts=3", "--temperature=0.7", "--seed=5")
     done = forked.run_after(ASKED, "evaluate", tmp_path, quick, *flags)
     refused(done, "asked for 3 at 0.7, seed 5")
+
+
+HELD = """
+from coevolve_jax import build
+def held(config):
+    e = config.environment
+    raise ValueError(f"{e.call_timeout:g} s, {e.worker_memory:g} GiB, python {e.python!r}, {e.source!r}")
+build.env_pool = held
+build.engine = lambda *given: None
+"""
+
+
+@pytest.mark.parametrize("flag, timeout", [((), 60), (("--call_timeout=7",), 7)])
+def test_tasks_of_a_runs_own_family_are_played_in_the_runs_environment(quick, tmp_path, flag, timeout):
+    (tmp_path / "guess.py").write_text(REWARDED)
+    source, run = f"{tmp_path / 'guess.py'}:Guess", tmp_path / "run"
+    config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
+    config.environment.update(call_timeout=60.0, worker_memory=16.0, python=sys.executable)
+    run.mkdir()
+    (run / "config.json").write_text(configs.to_json(config))
+    shutil.copytree(TINY, run / "policy")
+    done = forked.run_after(HELD, "evaluate", tmp_path, quick, f"--workdir={run}", "--benchmark=tools", *flag)
+    refused(done, f"Error: {timeout} s, 16 GiB, python {sys.executable!r}, {source!r}")
 
 
 COPY = """

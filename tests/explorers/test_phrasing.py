@@ -70,6 +70,28 @@ def test_an_answer_that_a_later_call_may_have_changed_describes_nothing():
     assert phrasing.singled_out("pen", [listed, raised], rng) == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"products": ["mug"], "by": 50},
+        {"prices": {"mug": 50}},
+        {"changes": [{"product": "mug", "price": 50}]},
+        {"id": 11},
+        {"customer": "Ada", "id": 11},
+        {"category": "kitchen", "by": 50},
+        {"percent": 90},
+        {},
+    ],
+)
+def test_a_call_that_names_records_otherwise_or_nothing_may_have_changed_them(arguments):
+    kinds = {"mug": (5, 11, "kitchen"), "pen": (9, 12, "desk"), "cup": (7, 13, "kitchen")}
+    products = {name: dict(zip(("price", "id", "kind"), values)) for name, values in kinds.items()}
+    listed, rng = step(0, "list", {}, products), np.random.default_rng(0)
+    later = [step(1, "change", arguments, "done"), step(2, "list", {}, products)]
+    assert phrasing.singled_out("mug", [listed, later[0]], rng) == ""
+    assert phrasing.singled_out("mug", [listed, *later], rng).startswith("the lowest ")
+
+
 def test_values_stand_in_the_place_of_their_argument():
     price = step(1, "price", {"product": "mug", "price": 4}, 4)
     texts = {

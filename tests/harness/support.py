@@ -58,6 +58,9 @@ def evolution(
 def rehash(folder: Path) -> None:
     """Writes the hashes of a campaign's files, as they are now, into its events, as a forger would."""
     events, before, lines = folder / "events.jsonl", "", []
+    if (kept := folder / "final" / "files.json").exists():
+        hashes = {name: campaign.sha256(kept.parent / name) for name in json.loads(kept.read_text())}
+        kept.write_text(json.dumps(hashes, indent=1))
     for row in map(json.loads, events.read_text().splitlines()):
         if "file" in row:
             row["sha256"] = campaign.sha256(folder / row["file"])

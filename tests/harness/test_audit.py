@@ -9,7 +9,7 @@ import pytest
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.harness.audit import Audit, replay
+from coevolve_jax.harness.audit import Audit, comparable, replay
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.testing import leaky
 from coevolve_jax.types import Call, Outcome, Step, Task, Trajectory, Turn
@@ -83,6 +83,21 @@ def test_honest_successes_pass_and_each_hole_is_seen(task):
         (told,) = replay(clean, [(task, rollout(task, reference[0], [ls]))])
         assert told == "After turn 2 an answer that the reference calls give is missing."
         assert replay(clean, []) == []
+
+
+def test_a_task_without_reference_calls_is_not_compared_with_an_untouched_world(task):
+    bare = dataclasses.replace(task, turns=(Turn("Make the file a."), Turn("Say x.")))
+    assert [comparable(t) for t in (task, bare)] == [True, False]
+    with pytest.raises(ValueError, match="^The task 't' has no reference calls, so no replay can judge it"):
+        replay(SimpleNamespace(), [(bare, rollout(bare, list(task.turns[0].calls), []))])
+    parts, won = object.__new__(Parts), {"run": [(bare, rollout(bare)), (task, rollout(task))]}
+    parts._settings = SimpleNamespace(audit="replay", seed=0)
+    asked = []
+    parts._store = SimpleNamespace(audit=lambda rollouts: asked.extend(rollouts) or ["It is none."])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("coevolve_jax.harness.evidence.successes", won.get)
+        told = parts._audit("v000", {0: "run"})
+    assert [t for t, _ in asked] == [task] and (told["judged"], len(told["rejected"])) == (1, 1)
 
 
 def test_a_lost_world_is_no_success_and_all_worlds_are_closed(task):

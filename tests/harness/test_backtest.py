@@ -15,7 +15,7 @@ from coevolve_jax.harness import draws
 from coevolve_jax.harness.backtest import SAYS, Backtest, Check, backtest, credit, forecast, missed, spans
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.strategies.base import grpo_samples
-from coevolve_jax.types import Group, Outcome
+from coevolve_jax.types import Group, Outcome, Step
 from tests.support.method_cases import a_group, a_rollout, a_step, a_task, config_of
 
 START = config_of(
@@ -135,8 +135,9 @@ def test_limits_cut_what_is_beyond_them_and_not_what_reaches_them():
     cut = lambda changes, group: tried(changes, run_of(group)).checks["cut"].value
     assert messages > 1 and cut({"rollout.max_messages": messages}, won) == 0
     assert cut({"rollout.max_messages": messages - 1}, won) == 1
-    # Calls of one message are one step.
+    # Calls of one message are one step, and a text that is ignored is none.
     steps = tuple(dataclasses.replace(a_step("ls"), message=n // 3) for n in range(6))
+    steps += (Step(0, "?", None, "", error=True, message=2),)
     several = Group(won.task, tuple(dataclasses.replace(t, steps=steps) for t in won.trajectories))
     assert cut({"rollout.max_steps": 2}, several) == 0 and cut({"rollout.max_steps": 1}, several) == 1
 

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax.harness import campaign
+from coevolve_jax import config as configs
+from coevolve_jax.harness import campaign, modules, start
+from coevolve_jax.harness.store import Store
+from coevolve_jax.testing.campaign import MADE_UP
+from tests.harness.support import config
 
 
 def test_the_name_of_the_code_is_that_of_every_source_file_and_page(tmp_path, monkeypatch):
@@ -59,6 +63,46 @@ def frozen(folder):
         with pytest.raises(campaign.Tampered, match="experiments/evaluate.py was changed"):
             found.check()
     return json.loads((folder / "frozen.json").read_text())
+
+
+OWN = {
+    "mover.py": "from coevolve_jax.harness.proposers.scripted import make as make",
+    "still.py": "from coevolve_jax.strategies.static import make as make",
+    "world.py": "AUDIT = 'own_modules.judge'\nscenarios = tasks = tools = make = print",
+    "judge/__init__.py": "from own_modules.judge.rules import *",
+    "judge/rules.py": "scenarios = tasks = tools = make = print",
+}
+
+
+def test_the_modules_that_a_config_names_are_frozen_and_name_the_runs(tmp_path, monkeypatch):
+    for name, text in OWN.items():
+        path = tmp_path / "own_modules" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = config()
+    assert modules.named(plain) == []
+    changes = {"harness.proposer": "own_modules.mover", "strategy.name": "own_modules.still"}
+    own = configs.override(plain, {**changes, "environment.name": "own_modules.world"})
+    there = campaign.begin(tmp_path / "campaign", {"config": json.loads(configs.to_json(own))})
+    campaign.freeze(there, [], modules.named(own))
+    first, other = start.without_harness(own), start.without_harness(plain)
+    of = lambda c: Store(tmp_path / "store", c, MADE_UP, 1, 1).workdir(c, 0).parent.name
+    runs, others = {of(first)}, {of(other)}
+    for name in OWN:
+        path, text = tmp_path / "own_modules" / name, OWN[name]
+        there.check()
+        path.write_text(f"{text}  # another one")
+        with pytest.raises(campaign.Tampered, match=rf"^modules/own_modules.*/{path.name} was changed since"):
+            there.check()
+        there.check(code=False)
+        runs.add(of(first))
+        others.add(of(other))
+        path.write_text(text)
+    assert len(runs) == len(OWN) and len(others) == 1  # no run depends on who proposes
+    path.unlink()
+    with pytest.raises(campaign.Tampered, match="^modules/own_modules.judge/rules.py is gone"):
+        there.check()
 
 
 def test_questions_that_were_asked_stand_in_the_events(tmp_path):

@@ -14,6 +14,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.harness import claim, evidence, final, references, start
 from coevolve_jax.harness.campaign import Tampered
 from coevolve_jax.harness.store import Store, config_id
+from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import MADE_UP, truth
 from tests.harness.support import WITH_MADE_UP, Kept, config, cut, evolution, rehash
 from tests.support import forked
@@ -269,11 +270,14 @@ def test_the_program_reads_the_test_with_a_reference(tmp_path, quick):
     early = run(reference)
     assert early.returncode and "has no effect without --final: give both" in early.stderr
     assert not (tmp_path / "campaign").exists()
+    flags.append("--config.rollout.max_steps=16")
     done = run(reference, "--final", "--final_seeds=100:102")
     assert done.returncode == 0, done.stderr
+    assert "beside config.rollout.max_steps (16), so it keeps this one in all versions" in done.stdout
     assert re.search(rf"reference_\w+: {ROOT}/configs/bfcl_harness.py:start=textbook\n", done.stdout)
     assert re.search(r"selected over reference_\w+ +[+-]\d+\.\d points .*\(Holm, of 1\)", done.stdout)
     again = run("--replay", "--jobs=2")  # more runs at once are no other campaign
+    assert "max_steps" not in again.stdout  # it was said
     assert again.returncode == 0 and again.stdout.endswith("Everything is as the runs give it.\n"), (
         again.stdout
     )
@@ -352,6 +356,39 @@ def test_replay_finds_what_was_written_into_a_reading_by_hand_with_its_hash(name
     assert any(says in sentence for sentence in final.differences(ended)), final.differences(ended)
     path.write_text(text)
     rehash(ended.campaign.folder)
+
+
+def test_fresh_runs_are_as_they_were_and_agree_with_their_own_rollouts(ended):
+    """A forger may set the successes of a fresh run, and what was read of them."""
+    folder = ended.campaign.folder / "final"
+    run = folder / "runs/selected/seed_100"
+    recorded = sorted((run / "rollouts").glob("step_*"))
+    content = recorded[0].read_bytes()
+    recorded[0].write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(
+        Tampered, match=f"^final/runs/selected/seed_100/rollouts/{recorded[0].name} was changed"
+    ):
+        ended.campaign.check()
+    recorded[0].write_bytes(content)
+    paths = run / "evaluations.jsonl", folder / "readings.csv", folder / "final.json"
+    kept = [path.read_text() for path in paths]
+    rows = list(read_lines(paths[0]))
+    rows[-1]["by_task"] = dict.fromkeys(rows[-1]["by_task"], [2, 2])
+    write_lines(paths[0].resolve(), rows)
+    found = final._read(ended, [100, 101, 102])
+    with open(paths[1], "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([claim.Reading._fields, *found])
+    told = json.loads(kept[2])
+    paths[2].write_text(json.dumps({**told, **claim.result(found)}, indent=1))
+    rehash(ended.campaign.folder)
+    ended.campaign.check()
+    assert final.differences(ended) == [
+        "selected/seed_100/evaluations.jsonl differs from the rollouts of its last evaluation."
+    ]
+    for path, text in zip(paths, kept, strict=True):
+        path.write_text(text)
+    rehash(ended.campaign.folder)
+    assert final.differences(ended) == []
 
 
 def test_a_link_of_the_reading_that_leads_to_another_harness_is_found(ended):

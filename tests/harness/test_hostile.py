@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from coevolve_jax.harness import levers
+from coevolve_jax.harness.diagnostics import COUNT
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.templates import Candidate
 from tests.harness.support import evolution, files
@@ -171,7 +172,9 @@ FORMULAS = [
     Candidate("e", "double(errors)", unit="../e"),
     Candidate("kl", "double(errors)"),  # a name that is taken
     Candidate("f", "success"),
+    Candidate("\u0435rrors", "double(errors) + 1.0"),  # looks like a name that is taken
 ]
+TEMPLATE = "count_of_errors"
 
 
 def test_hostile_formulas_are_left_out_and_said(tmp_path, monkeypatch):
@@ -185,11 +188,18 @@ def test_hostile_formulas_are_left_out_and_said(tmp_path, monkeypatch):
             return None
 
         def invent(self, history, version, rng):
-            return [*FORMULAS, Candidate("good", "double(errors) / double(calls)", proposer="hostile")]
+            steps = [Candidate(f"s{i}", f"double(calls) * {i}.0", unit="step") for i in range(300)]
+            return [
+                *FORMULAS,
+                Candidate(TEMPLATE, "double(errors) / double(calls)", proposer="hostile"),
+                *steps,
+            ]
 
     found.parts.proposer = Invents()
     found.run()
-    known = {d.id: d for d in found.versions.diagnostics("v001") if d.born}
-    assert known["good"].test.number == 1 and not {c.id for c in FORMULAS} & known.keys()
+    born = [d for d in found.versions.diagnostics("v001") if d.born]
+    known = {d.id: d for d in born}
+    assert len(known) == len(born) == 2 * COUNT  # of the steps as many as of the trajectories
+    assert known[TEMPLATE].test.number == 1 and not {c.id for c in FORMULAS} & known.keys()
     refused = [text for text in said if text.startswith("A proposed diagnostic is left out: ")]
     assert len(refused) == len(FORMULAS) and not any("\n" in text for text in refused)

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 from decimal import Decimal
 
+import jax
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.diagnosis import rewards
+from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.harness import levers
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.templates import templates
@@ -24,21 +27,76 @@ FROZEN = ("environment", "evaluation", "model", "seed", "testbed", "engine", "me
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_move_changes_the_keys_of_its_lever_alone_and_can_run(name):
-    lever = TABLE[name]
+    lever, start = TABLE[name], CONFIG
+    if name in ("learner.warmup_steps", "learner.schedule"):
+        assert not lever.moves(CONFIG)  # no run could fork the start's optimiser
+        start = configs.override(CONFIG, {"learner.warmup_steps": 8})
     assert lever.layer in levers.LAYERS and not {key.split(".")[0] for key in lever.keys} & {*FROZEN}
-    assert lever.moves(CONFIG)
-    for move, changes in lever.moves(CONFIG).items():
+    assert lever.moves(start)
+    for move, changes in lever.moves(start).items():
         assert changes and set(changes) <= set(lever.keys)
-        before = CONFIG.to_dict()
+        before = start.to_dict()
         try:
-            made = levers.changed(CONFIG, levers.move(TABLE, CONFIG, name, move))
+            made = levers.changed(start, levers.move(TABLE, start, name, move))
         except levers.Refused as refused:
             assert "has no effect here" in str(refused)
             continue
-        both = set(keys.names(made)) & set(keys.names(CONFIG))  # another strategy has settings of its own
-        differ = {key for key in both if configs.find(made, key) != configs.find(CONFIG, key)}
-        assert differ == {key for key in changes if changes[key] != configs.find(CONFIG, key)} and differ
-        assert CONFIG.to_dict() == before
+        both = set(keys.names(made)) & set(keys.names(start))  # another strategy has settings of its own
+        differ = {key for key in both if configs.find(made, key) != configs.find(start, key)}
+        assert differ == {key for key in changes if changes[key] != configs.find(start, key)} and differ
+        assert start.to_dict() == before
+
+
+FAR = {  # key -> values beyond the bounds or beside the list, with the moves that lead back
+    "learner.learning_rate": {1e-2: {"/3": 0.00333333}, 1e-8: {"x3": 3e-8}},
+    "learner.max_grad_norm": {1e-3: {"x3": 3e-3}},
+    "learner.clip_high": {0.01: {"x1.5": 0.015}},
+    "learner.filter_keep": {0.1: {"x1.5": 0.15}},
+    "learner.kl_coef": {30.0: {"/3": 10.0, "0": 0.0}},
+    "learner.epochs": {3: {"up": 4, "down": 2}, 8: {"down": 4}},
+    "learner.warmup_steps": {100: {"/3": 33}, 25: {"/3": 8}},
+    "learner.dynamic_sampling": {8: {"down": 3}},
+    "rollout.temperature": {2.5: {"/1.25": 2.0}, 0.2: {"x1.25": 0.25}},
+    "rollout.max_staleness": {8: {"down": 6}},
+    "rollout.group_size": {1: {"x2": 2}, 128: {"/2": 64}},
+    "data.retire_after": {8: {"up": 0, "down": 4}, 3: {"up": 4, "down": 2}},
+    "data.min_evolved_share": {0.9: {"down": 0.75}},
+    "evolution.every": {1000: {"down": 20}, 1: {"up": 2}},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "moves"), [(k, v, m) for k, own in FAR.items() for v, m in own.items()]
+)
+def test_a_start_beyond_the_bounds_or_beside_the_list_has_the_moves_that_lead_back(key, value, moves):
+    own = configs.override(CONFIG, {key: value, "rollout.tasks_per_step": 128})
+    found = levers.table(own)[key].moves(own)
+    assert {move: changes[key] for move, changes in found.items()} == moves
+
+
+def test_no_move_leads_past_the_bounds():
+    narrow = config("none", bounds=("learner.learning_rate=2e-4:2.5e-4",))
+    assert not levers.table(narrow)["learner.learning_rate"].moves(narrow)  # x3 would be above them
+
+
+def test_a_schedule_comes_down_by_the_end_and_keeps_the_optimiser_that_a_fork_needs():
+    names = lambda c: [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(
+        make_optimizer(c.learner, 0.0).init({"kernel": np.zeros((2, 2))})
+    )]  # fmt: skip
+    tried = set()
+    for changes in ({"learner.warmup_steps": 3}, {"learner.schedule": "cosine", "learner.decay_steps": 9}):
+        own = configs.override(CONFIG, changes)
+        table = levers.table(own)
+        for lever in ("learner.warmup_steps", "learner.schedule"):
+            for move in table[lever].moves(own):
+                made = levers.changed(own, levers.move(table, own, lever, move))
+                assert names(made) == names(own)
+                tried.add((own.learner.schedule, move, made.learner.decay_steps))
+    end = CONFIG.steps
+    assert tried == {
+        ("constant", "x3", 0), ("constant", "/3", 0), ("constant", "cosine", end),
+        ("constant", "linear", end), ("cosine", "linear", 9),
+    }  # fmt: skip
 
 
 def test_moves_of_a_number_stay_in_its_bounds_and_go_back():
@@ -175,6 +233,12 @@ GOOD = Proposal(
             "asks for a change of True: name a number from 0 on",
         ),
         ({"expects": Expectation("kl_last", "up", float("inf"))}, "asks for a change of inf"),
+        ({"expects": Expectation("kl_last", "up", 10**400)}, "asks for a change of '1000"),
+        ({"expects": Expectation(["kl_last"], "up")}, "name a value of training, and up or down"),
+        ({"expects": Expectation("kl_last", {"up": 1})}, "name a value of training, and up or down"),
+        ({"evidence": {"kl_last": 10**400}}, "evidence 'kl_last' is '1000.*: a number or None"),
+        ({"evidence": {"kl_last": 10**5000}}, "evidence 'kl_last' is a value of the type int: a number"),
+        ({"because": "half a \ud800 character"}, "because is longer .* or no text that UTF-8 can write"),
     ],
 )
 def test_a_proposal_of_the_wrong_types_is_refused_in_one_sentence(wrong, sentence):

@@ -11,9 +11,10 @@ import pytest
 from coevolve_jax.comparison.cell_files import finished
 from coevolve_jax.harness import campaign, evidence, loop, start, store, summary
 from coevolve_jax.harness.bench import FAULTS
-from coevolve_jax.harness.records import Proposal, Skill
+from coevolve_jax.harness.records import Expectation, Proposal, Skill
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.verdict import RULES
+from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import ROLLOUTS, SEALED, TASKS, train_made_up, truth
 from tests.harness.support import config, cut, evolution, files, rewritten
 from tests.support.paths import ROOT
@@ -331,7 +332,8 @@ class Harm:
 
     def propose(self, history, rng):
         found = history.first_that_runs("v000", [("learner.learning_rate", "/3")])
-        return Proposal("v000", *found, because="It may be too fast.", proposer="harm")
+        up = Expectation("success_last", "up")
+        return Proposal("v000", *found, because="It may be too fast.", proposer="harm", expects=up)
 
 
 def test_a_person_can_stop_a_promotion_and_never_makes_one(tmp_path, monkeypatch):
@@ -527,7 +529,8 @@ class Bait:
 
     def propose(self, history, rng):
         found = history.first_that_runs("v000", [("reward.terms", "add distinct_tools")])
-        return Proposal("v000", *found, because="It looks like thoroughness.", proposer="bait")
+        up = Expectation("success_last", "up")
+        return Proposal("v000", *found, because="It looks like thoroughness.", proposer="bait", expects=up)
 
 
 def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_path, monkeypatch):
@@ -547,6 +550,21 @@ def test_a_version_that_exploits_the_verdict_scores_higher_and_is_invalid(tmp_pa
     rejected = told["audit"]["rejected"]
     assert len(rejected) == told["audit"]["judged"] == 64
     assert rejected[0]["why"] == "The tool hack was called." and rejected[0]["task"].startswith("held_out-")
+
+
+def test_an_audit_by_replay_of_tasks_without_reference_calls_is_refused_before_training(tmp_path):
+    def launch(jobs, side_by_side):
+        came = train_made_up(jobs, side_by_side)
+        for path in (job.workdir / "held_out.jsonl" for job in jobs if job.start is None):
+            write_lines(path, [{**task, "turns": [{"query": "Do it."}]} for task in read_lines(path)])
+        return came
+
+    with pytest.raises(ValueError, match="^config.harness.audit is 'replay', .* no held-out task .* has any"):
+        evolution(tmp_path / "replay", "none", launch, versions=1).run()
+    assert not any((tmp_path / "store").glob("*/seed_0/metrics.jsonl"))
+    found = evolution(tmp_path / "none", "none", launch, versions=1, audit="none")
+    found.run()
+    assert "audit" not in {rule.name for rule in found.versions.verdict("v001").rules}
 
 
 class Sets:

@@ -7,6 +7,7 @@ import pytest
 from coevolve_jax import config as configs
 from coevolve_jax.harness import backtest, evidence, levers
 from coevolve_jax.harness.parts import Parts
+from coevolve_jax.harness.proposers import score
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.store import twin
 from coevolve_jax.harness.templates import Candidate, checked
@@ -18,7 +19,8 @@ class Proposes:
         self.proposal = proposal
 
     def propose(self, history, rng):
-        return Proposal("v000", *self.proposal, because="To see.", proposer="test")
+        up = Expectation("success_last", "up")
+        return Proposal("v000", *self.proposal, because="To see.", proposer="test", expects=up)
 
 
 def test_a_version_whose_evaluation_is_another_is_invalid_although_the_canary_is_alike(tmp_path, monkeypatch):
@@ -47,11 +49,16 @@ def test_a_move_back_to_the_config_of_an_earlier_version_is_refused(tmp_path):
     found.run()
     key = "learner.learning_rate"
     assert found.versions.verdict("v001").kind == "promoted" and found.versions.proposal("v001").lever == key
-    says = lambda move, rate: Proposal("v001", key, move, {key: rate}, because="To see.", proposer="test")
+    up = Expectation("success_last", "up")
+    says = lambda move, rate, aim=up: Proposal(
+        "v001", key, move, {key: rate}, because="To see.", proposer="test", expects=aim
+    )
     found.parts.check("v002", says("x3", 9e-5))
     why = "'/3' of v001 gives the config of v000, whose runs would count as new evidence: propose another"
     with pytest.raises(levers.Refused, match=why):
         found.parts.check("v002", says("/3", 1e-5))
+    with pytest.raises(levers.Refused, match="expects nothing, and the rule `target` asks for it: give `exp"):
+        found.parts.check("v002", says("x3", 9e-5, None))
     start = found.versions.config("v000")
     assert twin(configs.override(start, {"seed": 7}), {"v000": start}) == "v000"
     assert twin(found.versions.config("v001"), {"v000": start}) == ""
@@ -103,3 +110,36 @@ def test_a_formula_that_takes_the_name_of_a_reward_term_is_left_out():
     given = [Candidate("length", "double(errors)"), Candidate("my_length", "double(errors)")]
     assert checked(given, (), (), said.append) == given[1:]
     assert "length is the name of a reward term" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (None, "it is a NoneType, and no list"),
+        ("double(errors)", "it is a str, and no list"),
+        ([{"id": "a", "formula": "double(errors)"}], "a dict is no Candidate"),
+        ([Candidate(None, "double(errors)")], "a field of a Candidate is no text"),
+        ([Candidate("a", None)], "a field of a Candidate is no text"),
+        ([Candidate("a", "double(errors)", unit=1)], "a field of a Candidate is no text"),
+        ([Candidate("a", "double(errors)", proposer=object())], "a field of a Candidate is no text"),
+        ([Candidate("a", "double(errors)", proposer="\ud800")], "a field of a Candidate is no text"),
+    ],
+)
+def test_what_is_no_list_of_formulas_is_left_out_in_a_sentence(given, says):
+    said = []
+    assert checked(given, (), (), said.append) == [] and len(said) == 1 and says in said[0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ((), "lacks 'score', so a version could be promoted that is no better than its parent: add it"),
+        (("target", "reward", "gating", "audit"), "lacks 'score'"),
+        (("score", "targets"), "names 'targets': use some of score, target, reward, gating, audit"),
+        ("score", "names 's': use some of"),
+    ],
+)
+def test_a_proposer_that_sets_no_rules_or_unknown_ones_is_refused_by_name(rules, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(score, "RULES", rules)
+    with pytest.raises(ValueError, match=f"^RULES of coevolve_jax.harness.proposers.score {says}"):
+        evolution(tmp_path / "campaign", "slow", versions=1, proposer="score")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
+from coevolve_jax.diagnosis import trends
 from coevolve_jax.harness import levers, skills
 from coevolve_jax.harness.proposers import placebo, score, scripted
 from coevolve_jax.harness.proposers.base import History, Seen
@@ -82,6 +83,18 @@ def test_after_three_failures_in_a_row_another_layer_is_moved():
 )
 def test_the_built_in_skills_name_the_moves_for_a_symptom_in_order(row, moves):
     assert [f"{s.lever} {s.move}" for s in skills.holding(skills.BUILT_IN, row)] == moves
+
+
+def test_no_skill_holds_by_a_divergence_that_was_not_measured_or_expects_one_that_will_not_be():
+    """Where config.learner.kl_coef is 0 the learner measures none."""
+    low = dict.fromkeys(trends.MEANINGS, 0.0)
+    names = lambda row: {s.id for s in skills.holding(skills.BUILT_IN, row)}
+    reading = {s.id for s in skills.BUILT_IN if "kl_last" in s.trigger}
+    assert "too-slow" in names(low) and "too-slow" in reading
+    for kl in (low, dict.fromkeys(low, 1.0)):
+        assert not names({**kl, "kl": None, "kl_first": None, "kl_last": None}) & reading
+    off = [s.expects.diagnostic for s in skills.BUILT_IN if (s.lever, s.move) == ("learner.kl_coef", "0")]
+    assert off and not [name for name in off if name.startswith("kl")]
 
 
 def test_a_skill_that_holds_comes_first_and_a_refused_move_does_not_go_on():

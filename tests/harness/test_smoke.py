@@ -5,7 +5,7 @@ import json
 import pytest
 
 from coevolve_jax.harness import loop, smoke
-from coevolve_jax.harness.records import Proposal
+from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import train_made_up
 from tests.harness.support import evolution, files, rewritten
@@ -44,7 +44,8 @@ class Proposes:
     def propose(self, history, rng):
         new = [move for move in history.new_moves("v000") if move == (self.lever, self.move)]
         found = history.first_that_runs("v000", new)
-        return found and Proposal("v000", *found, because="To be seen.", proposer="test")
+        up = Expectation("success_last", "up")
+        return found and Proposal("v000", *found, because="To be seen.", proposer="test", expects=up)
 
 
 def campaign(folder, launch, lever="rollout.temperature", move="x1.25"):

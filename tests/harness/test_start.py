@@ -5,8 +5,10 @@ Its runs keep their checkpoints apart.
 
 import pytest
 
+from coevolve_jax import config as configs
 from coevolve_jax.harness import start
 from tests.harness.support import config
+from tests.support.paths import ROOT
 
 APPWORLD = {"name": "appworld", "train_split": "own_train", "eval_split": "own_development"}
 
@@ -59,9 +61,23 @@ def test_splits_apart_from_the_test_and_a_family_of_one_scenario_pass(monkeypatc
         start.settled(given(eval_split="test"))
 
 
-def test_a_campaign_refuses_one_folder_of_checkpoints_for_all_its_runs():
-    c = config()
-    c.checkpoint.folder = "gs://bucket/run"
-    says = "^config.checkpoint.folder is 'gs://bucket/run', which one run alone can use: leave it empty"
+def test_a_limit_that_becomes_the_evaluations_too_is_said():
+    c = configs.load_file(ROOT / "configs" / "bfcl_harness.py", "")
+    both = configs.override(c, {"rollout.max_steps": 2, "rollout.max_new_tokens": 8})
+    given = ["rollout.max_steps", "learner.learning_rate"]
+    assert start.settled(both).evaluation.max_steps == 2
+    assert start.shared(both, given) == (
+        "The evaluation has no limit of its own beside config.rollout.max_steps (2), so it keeps this one in "
+        "all versions, and no lever can mend it there: for a limit of training alone give "
+        "--config.evaluation.max_steps too."
+    )
+    apart = configs.override(both, {"evaluation.max_steps": 20})
+    assert start.shared(apart, given) == start.shared(c, ()) == ""
+
+
+@pytest.mark.parametrize("key", ["checkpoint.folder", "engine.push_folder"])
+def test_a_campaign_refuses_one_folder_of_checkpoints_or_weights_for_all_its_runs(key):
+    c = configs.override(config(), {key: "gs://bucket/run"})
+    says = f"^config.{key} is 'gs://bucket/run', which one run alone can use: leave it empty"
     with pytest.raises(ValueError, match=says):
         start.settled(c)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from coevolve_jax.loop.initial import own_tasks
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.train import train
 from tests.envs.test_env_tools import REWARDED
+from tests.support.families import lamps
 from tests.support.paths import ROOT
 
 OWN = {"data.own_tasks": True, "evaluation.tasks": 7, "rollout.tasks_per_step": 2}
@@ -49,6 +51,22 @@ def test_bfcls_own_tasks_are_those_of_its_splits():
     assert len(train_tasks) == 100 and len(held_out) == 7
     assert {int(t.lineage.parent.rpartition("_")[2]) for t in train_tasks} == set(split("train"))
     assert {int(t.lineage.parent.rpartition("_")[2]) for t in held_out} <= set(split("development"))
+
+
+def test_tasks_that_are_given_have_the_action_patterns_of_their_family(tmp_path):
+    """Methods that aim at actions read them from D_t, as those of explored tasks."""
+    changes = {"environment.name": "tests.support.families.lamps", "environment.eval_split": "test"}
+    config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), OWN | changes)
+    given = [task for part in own_tasks(config) for task in part]
+    path = tmp_path / "tasks.jsonl"
+    bare = [replace(task, environment=config.environment.name, patterns=("stale",)) for task in given]
+    path.write_text("".join(json.dumps(task.to_json()) + "\n" for task in bare))
+    from_file = initial.task_pool(config)
+    with build.env_pool(config) as pool:
+        initial.tasks_from_file(config, str(path), Synthesizer(None, None, pool, config, None), from_file)
+    assert len(given) == 6 and len(from_file) > 2
+    for task in (*given, *from_file):
+        assert task.patterns == tuple(map(lamps.action_pattern, task.calls)) != ()
 
 
 def test_own_tasks_near_an_evaluation_task_are_not_trained_on():

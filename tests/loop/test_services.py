@@ -2,13 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.loop import services
 from coevolve_jax.train import train
+from coevolve_jax.types import Group
 from tests.strategies.test_strategies import settings
-from tests.support.method_cases import a_group, a_task
+from tests.support.method_cases import a_group, a_rollout, a_task
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -95,6 +97,32 @@ def test_a_copy_that_diverges_is_dropped_and_the_policy_serves_again(monkeypatch
     made = services.Services(configs.load_file(TINY), own, own, lambda: "own")
     found, count = made.branch(roll, tasks, tasks[:1], 0, updates=3, batch=2, k=2, step=4)
     assert found.after is found.before and count == fails - 1 and own.served == served
+
+
+class Scorer(Served):
+    """A learner whose scores are the greatest size of the advantages in a batch."""
+
+    routing = (0, 0)
+
+    def aim(self, state, batch):
+        self.aimed = np.abs(batch.advantages).max()
+
+    def influence(self, state, batch, preconditioned):
+        return np.abs(batch.advantages).max()
+
+
+@pytest.mark.parametrize("terms, live", [((), False), (("brevity:0.1",), True)])
+def test_influence_is_that_of_the_rewards_which_are_learned_from(terms, live):
+    """Rollouts that all succeed are equal, unless a term of the reward tells the short from the long."""
+    task, config = a_task("t", "a"), configs.override(configs.load_file(TINY), {"reward.terms": terms})
+    rollouts = tuple(a_rollout(task, i, True, tokens=4 + 2 * i) for i in range(4))
+    learner, goal = Scorer(), [Group(task, rollouts)]
+    score = services.Services(config, learner, learner, lambda: "own").influence
+    (found,), gradients = score(goal, goal, preconditioned=False)
+    assert (found > 1, gradients) == ((True, 2) if live else (False, 0))
+    assert not live or found == learner.aimed
+    mixed = [a_group(task, 1, 0)]
+    assert score(goal, mixed, preconditioned=False)[1] == (2 if live else 0)
 
 
 def test_what_the_learners_services_need_is_refused_by_name():

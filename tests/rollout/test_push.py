@@ -130,7 +130,7 @@ def test_the_last_two_versions_stay(tiny_config, tmp_path):
     for version in (7, 8, 9, 3):  # the run resumed from an older checkpoint
         written = folders.write(tiny_config, params, version, "float32")
         assert written.folder == tmp_path / "push" / f"version-{version}" and written.version == version
-    assert sorted(path.name for path in (tmp_path / "push").iterdir()) == ["version-3", "version-9"]
+    assert sorted(path.name for path in (tmp_path / "push").iterdir()) == ["owner", "version-3", "version-9"]
 
 
 def test_a_version_written_again_replaces_its_folder(tiny_config, tmp_path):
@@ -139,9 +139,23 @@ def test_a_version_written_again_replaces_its_folder(tiny_config, tmp_path):
     (old.folder / "more.safetensors").write_bytes(b"which a server would load")
     params = random_params(tiny_config, 1)
     written = folders.write(tiny_config, params, 1, "float32")
-    assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner", "version-1"]
     assert not (written.folder / "more.safetensors").exists()
     jax.tree.map(np.testing.assert_array_equal, hf_io.load(written.folder)[1], params)
+
+
+def test_a_root_takes_the_weights_of_one_process_at_a_time(tiny_config, tmp_path):
+    one, other = weights.Folders(tmp_path), weights.Folders(tmp_path)
+    params = random_params(tiny_config, 0)
+    written = one.write(tiny_config, params, 1, "float32")
+    with pytest.raises(ValueError, match=f"Another process writes its weights to {tmp_path}: name another"):
+        other.write(tiny_config, random_params(tiny_config, 1), 1, "float32")
+    jax.tree.map(np.testing.assert_array_equal, hf_io.load(written.folder)[1], params)
+    one.write(tiny_config, params, 2, "float32")
+    one.close()
+    for version in (3, 4):  # which deletes those that the first left
+        other.write(tiny_config, params, version, "float32")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner", "version-3", "version-4"]
 
 
 def test_a_temporary_root_is_deleted(tiny_config):
@@ -158,7 +172,7 @@ def test_what_a_killed_process_left_is_deleted_by_the_next(tiny_config, tmp_path
         (tmp_path / left).mkdir()
         (tmp_path / left / "model.safetensors").write_bytes(b"half")
     weights.Folders(tmp_path).write(tiny_config, params, 6, "float32")
-    assert [path.name for path in tmp_path.iterdir()] == ["version-6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner", "version-6"]
 
     alive, killed = weights.Folders(), weights.Folders()
     kept, gone = (f.write(tiny_config, params, 1, "float32").folder.parent for f in (alive, killed))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from coevolve_jax import build
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.loop.collect import describe
 from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.transcripts import readable, segments
 from coevolve_jax.records import logs
@@ -287,6 +288,21 @@ def test_malformed_calls_come_back_as_tool_errors_and_can_be_mended(policy, env_
     t, _ = play(policy, env_pool, ["<tool_call>\nmkdir('archive')\n</tool_call>", *RIGHT])
     assert t.outcome.success and [s.error for s in t.steps] == [True, False, False]
     assert t.steps[0].call is None and "malformed tool call" in policy.chat.decode(t.ids)
+
+
+def test_a_malformed_call_that_ends_the_turn_is_recorded_and_gets_no_answer(policy, env_pool):
+    bad, fed = "<tool_call>\nmkdir('archive')\n</tool_call>", lambda t: t.ids[~t.mask].tolist()
+    messages = [f"{bad}\n{RIGHT[0]}\n{bad}", bad, RIGHT[2], bad]
+    t, _ = play(policy, env_pool, messages, malformed="end_turn", max_steps=1)
+    assert t.outcome.success and t.stop == "done" and fed(t) == fed(play(policy, env_pool, RIGHT)[0])
+    assert [(s.turn, s.message, s.call) for s in t.steps] == [
+        (0, 0, None), (0, 0, TASK.calls[0]), (0, 0, None), (0, 1, None), (1, 2, TASK.calls[1]), (1, 3, None),
+    ]  # fmt: skip
+    assert [s.ignored for s in t.steps] == [s.call is None for s in t.steps] == [s.error for s in t.steps]
+    assert Step.from_json(t.steps[0].to_json()) == t.steps[0]
+    assert describe([Group(TASK, (t,))], 0)["malformed"] == 4 / 6
+    answered, _ = play(policy, env_pool, [bad, "Done.", "Done."])
+    assert not answered.steps[0].ignored
 
 
 FILE_AWAY = Macro(

@@ -100,6 +100,29 @@ def test_the_arena_has_no_task_that_is_trained_on():
     assert len(lab.probed_ids) == 3 and "known" not in lab.probed_ids
 
 
+def test_a_draft_that_the_arena_holds_is_not_trained_on_where_there_is_one_scenario():
+    class Narrow(Lab):
+        """A world in which exploration under a plan finds a task of the arena again."""
+
+        def _add(self, contexts, request, into):
+            stats = super()._add(contexts, request, into)
+            if request.kind == "draft":
+                into.add([dataclasses.replace(self.found, id="again", lineage=Lineage("draft"))])
+            return stats
+
+        def synthesize_unguided(self, *, into=None, **request):
+            stats = super().synthesize_unguided(into=into, **request)
+            self.found = next(iter(into))
+            return stats
+
+    config = config_of("agent_world", arena=3)
+    for own, added in (("again", 0), ("draft-4-0", 1)):
+        lab = Narrow(
+            config, a_pool(a_task("t", "tool_0")), lambda task: task.id == own, scenarios=Lab.scenarios[:1]
+        )
+        assert build.strategy(config).evolve(4, lab).added == added
+
+
 def test_the_diagnosis_counts_attempts_up_to_the_first_missed_call_and_shrinks_to_the_toolset():
     task = a_task("t", "a", "b", "c")
     failed = a_rollout(task, 1, False, [a_step("a", 0), a_step("c", 2)])

@@ -29,6 +29,8 @@ SEEDS = st.integers(0, 10**6)
 class Lab:
     """Records its requests. Tool x is on offer in the scenarios of places[x]."""
 
+    own_patterns = False
+
     def __init__(self, places=None, scenarios=4, tasks=()):
         self.scenarios = [Task(f"scenario_{n}", "made_up", {"n": n}) for n in range(scenarios)]
         self.places = places or dict.fromkeys("abcdef", range(scenarios))

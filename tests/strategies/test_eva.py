@@ -127,3 +127,12 @@ def test_batches_hold_the_share_of_new_tasks():
         pool.add(old + new)
         drawn = [g.task.id[0] for s in range(20) for g in strategy.collect(s, pool, Rolls(lambda t: 0.5))]
         assert least * 20 <= drawn.count("n") <= most * 20
+
+
+@pytest.mark.parametrize("name", ["eva", "webrl", "middo", "socratic"])
+def test_without_reference_calls_a_method_that_grows_from_them_is_refused(name):
+    bare, strategy = a_pool(*(a_task(f"t{i}") for i in range(24))), build.strategy(config_of(name))
+    with pytest.raises(ValueError, match=f"^Strategy {name} makes .* none of the 24 tasks of D_t has"):
+        strategy.collect(0, bare, Rolls(lambda t: 0.5))
+    bare.add([a_task("explored", "tool_0")])
+    assert strategy.collect(0, bare, Rolls(lambda t: 0.5))

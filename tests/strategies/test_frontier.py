@@ -157,6 +157,8 @@ def test_a_level_is_part_of_a_skill_and_its_tasks_are_made_there():
         0, [a_group(a_task(f"{i}", "tool_1", level=i % 2), 9 if i % 2 else 5) for i in range(40)]
     )
     assert strategy.to_json()["skills"] == {"0|tool_1": [200, 100], "1|tool_1": [200, 20]}
+    tasks.add([a_task(f"known {level}", "tool_1", level=level) for level in range(2)])
+    tasks.record({t.id: 1.0 for t in tasks})
     lab = Lab(config, tasks, scenarios=scenarios)
     strategy.evolve(4, lab)
     levels = Counter(c.task.scenario["level"] for c in lab.asked)
@@ -195,6 +197,15 @@ def test_a_draft_counts_as_the_part_of_a_task_that_is_taken_of_it():
     expected = places(16 / 40)
     strategy.evolve(4, lab)
     assert lab.places == expected != places(1.0)
+
+
+def test_without_reference_calls_the_tools_on_offer_are_the_skills():
+    config, tasks = config_of("frontier"), TaskPool()
+    tasks.add([a_task(f"t{i}") for i in range(24)])
+    strategy, lab = build.strategy(config), Lab(config, tasks)
+    strategy.observe(0, [a_group(t, 5) for t in tasks])
+    assert strategy.evolve(4, lab).added == 16
+    assert set(lab.places) == {f"tool_{i}" for i in range(8)}
 
 
 # The panel
@@ -287,6 +298,13 @@ def test_the_gain_of_a_skill_that_nothing_trained_says_nothing_of_the_others():
     assert found == pytest.approx(still) and found["a"] > found["b"] > found["x0"]
 
 
+def test_a_rise_of_all_skills_is_no_progress_of_one_that_fell():
+    before = {f"x{i}": (4.0, 3.0) for i in range(9)} | {"fell": (4.0, 2.0)}
+    after = {f"x{i}": (4.0, 1.0) for i in range(9)} | {"fell": (4.0, 3.0)}
+    factor = panel.progress([before, after], dict.fromkeys(before, 8), 4.0, 0.0, 1.0)
+    assert factor["x0"] > factor["fell"] == 1.0
+
+
 def test_learning_progress_is_counted_by_visit_and_raises_the_worth():
     before = dict.fromkeys("abc", (20.0, 10.0))
     after = {"a": (20.0, 2.0), "b": (20.0, 2.0), "c": (20.0, 14.0)}
@@ -341,3 +359,15 @@ def test_tasks_of_mastered_skills_alone_are_drawn_seldom():
             seen.update(len(g.task.calls) for g in strategy.collect(step, tasks, roll))
         drawn[mastered] = seen[1] / seen.total()
     assert drawn[0.9] < 0.4 < drawn[1.0]
+
+
+def test_tasks_without_reference_calls_are_not_mastered():
+    strategy, seen = build.strategy(config_of("panel")), Counter()
+    strategy._rounds = [{"tool_1": (400.0, 200.0)}]
+    tasks = live("tool_1", 20)
+    tasks.add([a_task(f"bare {i}") for i in range(20)])
+    tasks.record({t.id: 0.5 for t in tasks})
+    for step in range(30):
+        roll = lambda batch, k, **how: [a_group(t, 1, 2) for t in batch[:4]]
+        seen.update(len(g.task.calls) for g in strategy.collect(step, tasks, roll))
+    assert 0.4 < seen[0] / seen.total() < 0.6

@@ -98,6 +98,28 @@ def test_infusers_goal_set_is_made_once_in_scenarios_of_its_own_and_never_traine
     assert all(t.lineage.solved == 0.5 for t in new)
 
 
+def test_infuser_trains_on_no_goal_task_where_one_scenario_is_on_both_sides():
+    class Copying(Aligned):
+        """Every second draft is a task of the goal set, and aligned above all."""
+
+        def synthesize(self, contexts, *, into=None, **how):
+            stats = super().synthesize(contexts, into=into, **how)
+            if how["kind"] == "goal":
+                self.goal = list(into)
+            else:
+                new = list(into)
+                own = [dataclasses.replace(g, id=t.id, lineage=t.lineage) for g, t in zip(self.goal, new)]
+                into.__init__()
+                into.add([x for pair in zip(own[::2], new[1::2], strict=True) for x in pair])
+            return stats
+
+    config = config_of("infuser", documents=2, learning_rate=0.0)
+    strategy = build.strategy(config)
+    lab = Copying(config, lambda task: task.calls in [g.calls for g in lab.goal], scenarios=Lab.scenarios[:1])
+    assert strategy.evolve(0, lab).added == 4
+    assert not [t for t in lab.tasks if t.calls in [g.calls for g in lab.goal]]
+
+
 def test_dugrpo_divides_by_the_deviation_of_the_document_and_the_mean_of_all_that_are_not_zero():
     scores = [0.5, 0.3, 0.1, 0.1, 0.0, 0.2]
     stds = [0.1, 0.0, 0.1]
@@ -210,6 +232,20 @@ def test_socratics_drafts_are_of_what_was_missed_and_those_that_it_takes_are_ali
     asked, taken, lab = grown(influence=False)
     assert 0.3 < taken["tool_1"] / sum(taken.values()) < 0.7 and not lab.asked and not lab.probed
     assert abs(asked[1][("tool_1",)] - asked[1][("tool_2",)]) < 40
+
+
+@pytest.mark.parametrize("size", [1.0, 0.001])
+def test_the_weights_of_socratics_skills_do_not_depend_on_the_scale_of_influence(size):
+    class Scaled(Registry):
+        def influence(self, goal, groups, *, preconditioned=True):
+            return [size * x for x in super().influence(goal, groups, preconditioned=preconditioned)]
+
+    config, groups = config_of("socratic"), [*traces(1, 4), *traces(2, 4)]
+    strategy, lab = build.strategy(config), Scaled(config, [g.task for g in groups])
+    strategy.observe(0, groups)
+    strategy.evolve(0, lab)
+    weights = {key.partition("|")[0]: own["weight"] for key, own in strategy.to_json()["skills"].items()}
+    assert weights == {"tool_1": pytest.approx(2.0), "tool_2": socratic.LEAST}
 
 
 def test_socratic_takes_no_draft_that_is_not_aligned():

@@ -18,6 +18,7 @@ from coevolve_jax.strategies.growth import (
     offering,
     propose,
     set_apart,
+    synthesize_for_tools,
     synthesize_in_turn,
     unseen,
 )
@@ -115,6 +116,30 @@ def test_actions_on_offer_are_the_tools_or_the_familys_own_patterns():
     own = dataclasses.replace(list(pool(1))[0], id="n", scenario={"n": 1}, patterns=("go north", "go east"))
     lab.tasks.add([own])
     assert {"go east", "go north"} <= set(actions_on_offer(lab))
+
+
+@pytest.mark.parametrize("own_patterns", [False, True])
+def test_where_no_task_has_calls_the_family_says_whether_a_tool_can_be_required(own_patterns):
+    """A required call to a tool could never be met where actions are called otherwise."""
+    asked = []
+
+    class Heard(MadeUpLab):
+        def synthesize(self, contexts, *, relocate=None, **how):
+            asked.append([*contexts, *map(relocate, contexts)])
+            return super().synthesize(contexts, **how)
+
+    tasks = TaskPool()
+    tasks.add([task.without_calls() for task in pool(3)])
+    lab = Heard(CONFIG, tasks, own_patterns=own_patterns)
+    assert len(offering(lab, ["go north"])["go north"]) == 3 * own_patterns
+    how = {"wanted": 2, "kind": "even", "step": 0, "rng": np.random.default_rng(0)}
+    assert synthesize_for_tools(lab, ["tool_1", "tool_2"], "even", **how).added == 2
+    named = dataclasses.replace(list(pool(1))[0], id="n", scenario={"n": 1}, patterns=("go north",))
+    lab.tasks.add([named])
+    synthesize_for_tools(lab, ["go north"], "even", **how)
+    unknown, known = ([c.must for c in contexts] for contexts in asked)
+    assert unknown == ([()] * 4 if own_patterns else [("tool_1",), ("tool_2",)] * 2)
+    assert known == [("go north",)] * 2
 
 
 def test_scenarios_set_apart_are_a_part_that_the_seed_alone_decides():

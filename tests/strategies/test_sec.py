@@ -115,3 +115,15 @@ def test_arms_may_be_keys_of_the_scenario():
     for key, value in (("tau", 0.0), ("rate", 0.0), ("signal", "loss")):
         with pytest.raises(ValueError, match=rf"config\.strategy\.{key} is .*: it must be "):
             build.strategy(config_of("sec", **{key: value}))
+
+
+def test_an_arm_whose_rollouts_are_all_lost_keeps_its_value():
+    one, two, three = (a_task(f"{n}", *["tool"] * n) for n in (1, 2, 3))
+    strategy = build.strategy(config_of("sec"))
+    strategy.observe(0, [a_group(task, 1, 0) for task in (one, two, three)])
+    before = dict(strategy.to_json()["values"])
+    lost, new = a_group(two, 1, 0, valid=False), a_group(a_task("4", *["tool"] * 4), 1, 0, valid=False)
+    strategy.observe(1, [a_group(one, 1, 0), lost, new])
+    after = strategy.to_json()["values"]
+    assert after["2"] == before["2"] > after["3"] == before["3"] / 2  # the batch lacks the third arm
+    assert after["1"] > before["1"] and "4" not in after

@@ -117,6 +117,14 @@ def test_the_anchor_after_a_turn_is_the_next_query():
     assert [place[1] for place in anchors(TASK, t, "state")] == [0, 0, 1, 1]
 
 
+def test_a_text_that_is_ignored_is_not_what_the_policy_read():
+    t = a_rollout(0, 1.0, [("a", "x")], [("b", "y")])
+    ignored = [Step(turn, "?", None, "", error=True, message=message) for turn, message in ((0, 0), (0, 1))]
+    more = dataclasses.replace(t, steps=(t.steps[0], *ignored, t.steps[1]))
+    for anchor in ("observation", "state"):
+        assert anchors(TASK, more, anchor) == anchors(TASK, t, anchor)
+
+
 def test_a_state_holds_the_calls_of_its_own_turn_alone():
     t = a_rollout(0, 1.0, [("a", "x"), ("b", "y")], [("c", "z")])
     a, b, c = (signature(Call(name, {})) for name in "abc")

@@ -184,7 +184,7 @@ def as_rows(e):
 class Worlds:
     """envs.base.EnvPool in this process."""
 
-    busy = 0.0
+    busy, size = 0.0, 1
 
     def __init__(self):
         self.worlds, self.count, self.lock = {}, 0, threading.Lock()

@@ -150,6 +150,8 @@ def misbehave():
         for _ in range(2000):
             os.mkdir("deeper")
             os.chdir("deeper")
+    if fault == "slow":
+        time.sleep(8)
     if fault == "works":
         while time.process_time() < 1.0:
             pass

@@ -25,7 +25,7 @@ from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.validate import Verdict, execute, validate
+from coevolve_jax.synthesis.validate import HELD, Verdict, execute, validate
 from coevolve_jax.types import Call, Observation, Task, Turn
 from tests.support.explorer_cases import exploration, file_task, recorded
 from tests.support.families import lamps
@@ -427,6 +427,28 @@ def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, poo
         drawn.append([given.index(p) for p in lenient.asked])
         assert drawn[-1][0] == 0 and len(drawn[-1]) == 3 and set(drawn[-1][1:]) <= set(range(1, 7))
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_few_worlds_are_open_at_once_while_many_tasks_are_executed():
+    """Each world of some families is a server."""
+
+    class Counting(Worlds):
+        most = 0
+
+        def reset(self, tasks):
+            env_ids = super().reset(tasks)
+            self.most = max(self.most, len(self.worlds))
+            return env_ids
+
+    tasks = [task for split in lamps.SPLITS for task in lamps.tasks(split)] * 7
+    unable = (Turn("q", (Call("set", {"lamp": "z"}),)),)
+    wrong = [dataclasses.replace(t, turns=t.turns + unable) for t in tasks]
+    with Counting() as few, Counting() as all_at_once:
+        few.size, all_at_once.size = 2, len(tasks)
+        for given in (tasks, wrong):
+            assert execute(few, given) == execute(all_at_once, given)
+        assert few.most == 2 * HELD < len(tasks) == all_at_once.most
+        assert execute(few, []) == []
 
 
 def flickering(other, *texts, executions):

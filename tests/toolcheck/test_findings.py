@@ -191,6 +191,7 @@ def test_the_arguments_that_have_no_values_are_named():
         ("the server ended with code 3", "Let the server answer with an error instead of ending"),
         ("the server sent more than 8 MiB at once", "Let it answer with less"),
         ("the server runs 99 processes", "Mend the server"),
+        ("timeout: no answer within 110 s by the clock", "Raise config.environment.call_timeout"),
     ],
 )
 def test_the_remedy_fits_the_end_of_a_server_and_where_most_tools_end_it_one_finding_stops(why, remedy):

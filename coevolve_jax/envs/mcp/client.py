@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from coevolve_jax.envs.base import WAITS
+
 VERSION = "2025-06-18"  # of the protocol; a server may answer with another one
 MAX_SENT = 1 << 23  # bytes that a server may send until its answer is whole
 MAX_PAGES = 100  # of the list of tools
@@ -107,6 +109,7 @@ class Client:
         self._asked = self._watched = time.monotonic()
         self._starved_before: float | None = None  # as of the first look: short answers need none
         self._late, self._received, self._other = False, 0, ""
+        WAITS.get()(FAR * self._timeout)
         while True:
             message = self._message()
             if "method" in message:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax.envs.mcp.spec import OWN
+
 MOST = 12  # values of a parameter
 MAX_TEXT = 40  # characters; a user would not type more
 MAX_BYTES = 1 << 24  # of a file that is read
@@ -20,10 +22,11 @@ LEAST_NAME = 2  # letters of a name that may be the end of another one
 def of_template(template: Path, tools: Sequence[dict]) -> dict[str, list[Any]]:
     """Returns values by parameter: what stands under the same name in JSON files and databases.
 
-    A parameter `order_id` also takes the values of `id`, where there is no `order_id`.
+    A parameter `order_id` also takes the values of `id`, where there is no `order_id`. The user's notes in
+    coevolve.json are left out: its tasks may be those of an evaluation.
     """
     seen: dict[str, dict[Any, None]] = {}
-    for path in sorted(template.rglob("*")):
+    for path in sorted(set(template.rglob("*")) - {template / OWN}):
         if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES:
             for name, value in _pairs(path):
                 known = seen.setdefault(_plain(name), {})

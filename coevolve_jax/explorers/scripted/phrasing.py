@@ -8,7 +8,7 @@ price"). Such a request is solved only by reading that answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,14 +92,16 @@ def singled_out(value: Any, seen: Sequence[Triplet], rng: np.random.Generator) -
     """Says what singles a name out among the records of an earlier answer, as "the lowest price".
 
     Returns "" where no earlier answer does. The latest answer that has the name counts: older ones may hold
-    no more. Nor does it, where a later call names one of its records, which it may have changed.
+    no more. Nor does it, where a later call may have changed its records.
     """
     if not isinstance(value, str):
         return ""
-    named: set[Any] = set()
+    later: list[list[Any]] = []
     for step in reversed(seen):
         records = records_of(json_value(step.observation.text))
-        if value in records and named.isdisjoint(records):
+        if value in records:
+            if not all(_is_about_others(given, records) for given in later):
+                return ""
             found = [
                 f"the {word} {field.replace('_', ' ')}"
                 for field in sorted(_numbers(records[value]))
@@ -107,10 +109,29 @@ def singled_out(value: Any, seen: Sequence[Triplet], rng: np.random.Generator) -
                 if _alone(records, value, field, best)
             ]
             return found[rng.integers(len(found))] if found else ""
-        if value in records:
-            return ""
-        named.update(v for v in step.call.arguments.values() if isinstance(v, str))
+        later.append([*_leaves([*step.call.arguments.values()])])
     return ""
+
+
+def _is_about_others(given: Sequence[Any], records: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Tells whether a call names something by a text, and nothing of these records.
+
+    given: the leaves of its arguments. Without a text it may be about all records, and a number may be an id.
+    """
+    known = {*records, *map(str, _leaves([*records.values()]))}
+    return any(isinstance(leaf, str) for leaf in given) and known.isdisjoint(map(str, given))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yields the keys, texts and numbers in a JSON value."""
+    if isinstance(value, Mapping):
+        yield from value
+        yield from _leaves([*value.values()])
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _leaves(part)
+    elif isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        yield value
 
 
 def records_of(answer: Any) -> dict[str, Mapping[str, Any]]:

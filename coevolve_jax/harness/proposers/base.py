@@ -2,10 +2,11 @@
 
 A proposer is a module with `make(config) -> Proposer`; config.harness.proposer names it, as
 config.strategy.name names a strategy. A module may set `RULES`, the conditions of its campaigns' verdicts
-(verdict.py), `BACKTEST` to False, where versions are trained unseen, and `SEVERAL` to True, where one
-proposal moves several levers. A proposer may also `invent` diagnostics (`Inventor`), and ask a model
-(`Asking`). A module whose proposers ask a model has `recorded(llm_calls)`: a proposer for --replay, which
-takes the rows of llm_calls.jsonl for the model's answers.
+(verdict.py): some of them, the score always. Unless it leaves `target` out, each proposal says what it
+expects. A module may also set `BACKTEST` to False, where versions are trained unseen, and `SEVERAL` to True,
+where one proposal moves several levers. A proposer may also `invent` diagnostics (`Inventor`), and ask a
+model (`Asking`). A module whose proposers ask a model has `recorded(llm_calls)`: a proposer for --replay,
+which takes the rows of llm_calls.jsonl for the model's answers.
 
 No proposer sees the selection set or the test: of a version's score it is told what `Seen` holds.
 """

@@ -22,7 +22,7 @@ from coevolve_jax.models.decoder import ModelConfig
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
 FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS files are written at once
-TEMPORARY, OWNER = "coevolve-weights-", "owner"  # prefix of temporary roots; their file that the owner locks
+TEMPORARY, OWNER = "coevolve-weights-", "owner"  # prefix of temporary roots; the file that an owner locks
 LISTED = 8  # the most differences that a message names
 
 
@@ -150,21 +150,27 @@ def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> lis
 class Folders:
     """The versions of a run as folders root/version-N. All but the last two are deleted.
 
-    root: None makes a temporary one, in memory where there is room; `close` deletes it. The next process
-    deletes what a killed one left: half-written versions in its root, and temporary roots without an owner.
+    root: None makes a temporary one, in memory where there is room; `close` deletes it. Another one belongs
+    to one process from the first `write` to `close`. The next process deletes what a killed one left:
+    half-written versions in its root, and temporary roots without an owner.
     """
 
     def __init__(self, root: str | os.PathLike | None = None):
         self._root = None if root is None else Path(root).absolute()
         self._temporary, self._swept = root is None, False
-        self._owned: IO | None = None  # the temporary root's lock
+        self._owned: IO | None = None  # the root's lock
 
     def write(self, config: ModelConfig, params: Any, version: int, dtype: str) -> FolderWeights:
-        """Writes a version, whole or not at all: a server never sees a half-written folder."""
+        """Writes a version, whole or not at all: a server never sees a half-written folder.
+
+        Raises ValueError where another process writes to the root.
+        """
         if self._root is None:
             count = sum(leaf.size for leaf in jax.tree.leaves(params))
             self._root, self._owned = _temporary_root(count * np.dtype(dtype).itemsize)
-        if not self._swept and self._root.exists():
+        elif self._owned is None:
+            self._owned = _lock(self._root)
+        if not self._swept:
             for left in (*self._root.glob(".version-*"), *self._root.glob(".old-*")):
                 shutil.rmtree(left, ignore_errors=True)
         self._swept = True
@@ -182,6 +188,7 @@ class Folders:
             self._root = None
         if self._owned is not None:
             self._owned.close()
+            self._owned = None
 
     def _remove(self, folder: Path) -> None:
         """Deletes a folder. Its name disappears in one step, before its contents."""
@@ -189,6 +196,25 @@ class Folders:
             doomed = tempfile.mkdtemp(prefix=".old-", dir=self._root)
             os.replace(folder, doomed)
             shutil.rmtree(doomed)
+
+
+def _lock(root: Path) -> IO:
+    """Makes a root where there is none. Returns its file, which is locked while it is open.
+
+    Where the file system has no locks it is not. ValueError where another process has locked it.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    owner = open(root / OWNER, "w")
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner.close()
+        raise ValueError(
+            f"Another process writes its weights to {root}: name another folder in config.engine.push_folder."
+        ) from None
+    except OSError:
+        pass
+    return owner
 
 
 def _temporary_root(size: int) -> tuple[Path, IO]:
