@@ -79,7 +79,7 @@ def learn(
                 "is not finite: the last checkpoint is intact; start a new workdir with a lower "
                 "config.learner.learning_rate."
             )
-        if not learned["policy_tokens"]:
+        if not batch.mask.any():
             learned |= dict.fromkeys(BY_TOKEN & learned.keys())
         mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}
     return state, {**learned, **mismatch, "flops": learner.flops(batch, c.epochs)}

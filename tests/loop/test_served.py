@@ -40,7 +40,8 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
     for m in metrics:
         assert m["serving"]["prefill_tokens"] > 0 and m["serving"]["decode_tokens"] > 0
         assert 0 < m["serving"]["queue_seconds"] < m["seconds"]["rollout"]
-    assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
+    written = sorted(p.name for p in (tmp_path / "run" / "weights").iterdir())
+    assert written == ["owner", "version-2", "version-3"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["held_out"]["after"]["invalid"] == 0
     (folder,) = ROOT.glob(".sglang/lib/python3*/site-packages/sglang-*.dist-info")
