@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "shipped",
         "envs.base",
         "envs.family",
+        "envs.tools.source",
         "envs.worker_pool",
         "llm",
         "seeding",

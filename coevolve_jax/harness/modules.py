@@ -1,6 +1,7 @@
 """The modules of a user's own that a config names. They decide as our source files do, so they are frozen.
 
-Each file has a name, "modules/mine.lights/lights.py". What a module imports besides is not among them.
+Each file has a name, "modules/mine.lights/lights.py". The file of `environment.source`, whose path may have
+slashes, is "modules/environment.source=my%2Fenv.py/env.py". What a module imports is not among them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import hashlib
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from ml_collections import ConfigDict
 
 from coevolve_jax import names
 from coevolve_jax.envs import family
+from coevolve_jax.envs.tools import source
 
 FOLDER = "modules"  # in the names of files
+SOURCE = "environment.source="  # begins the name of a user's own tools
 KEYS = {  # of a config that may name one -> the package of ours that a short name is of
     "strategy.name": "strategies", "explorer.name": "explorers", "environment.name": "envs",
     "harness.proposer": "harness.proposers",
@@ -23,7 +27,10 @@ KEYS = {  # of a config that may name one -> the package of ours that a short na
 
 
 def named(config: ConfigDict) -> list[str]:
-    """The dotted paths of modules that a config names, and of its family's AUDIT, but for our own."""
+    """The dotted paths of modules that a config names, and of its family's AUDIT, but for our own.
+
+    A user's own tools are among them as SOURCE and the quoted path or dotted path of their file.
+    """
     found = []
     for key, package in KEYS.items():
         section, _, own = key.partition(".")
@@ -32,6 +39,8 @@ def named(config: ConfigDict) -> list[str]:
     environment = config.environment.name
     if _outside(environment):
         found.append(names.path("envs", getattr(family.module(environment), "AUDIT", environment)))
+    if where := config.environment.get("source", "").partition(":")[0]:
+        found.append(SOURCE + quote(where, safe=""))
     return [dotted for dotted in dict.fromkeys(found) if _outside(dotted)]
 
 
@@ -41,6 +50,8 @@ def _outside(dotted: str) -> bool:
 
 def files(dotted: str) -> dict[str, Path]:
     """Name -> path of a module's file, or of all that a package has. {} where there is none."""
+    if dotted.startswith(SOURCE):
+        return _of_source(dotted)
     try:
         spec = importlib.util.find_spec(dotted)
     except (ImportError, ValueError):
@@ -53,6 +64,14 @@ def files(dotted: str) -> dict[str, Path]:
     folders = map(Path, spec.submodule_search_locations)
     paths = {f"{path.relative_to(folder)}": path for folder in folders for path in folder.rglob("*.py")}
     return {f"{FOLDER}/{dotted}/{name}": path for name, path in sorted(paths.items())}
+
+
+def _of_source(named: str) -> dict[str, Path]:
+    try:
+        file = Path(source.find(unquote(named.removeprefix(SOURCE))))
+    except source.Refused:
+        return {}
+    return {f"{FOLDER}/{named}/{file.name}": file}
 
 
 def path(name: str) -> Path:

@@ -12,6 +12,7 @@ from coevolve_jax.harness import campaign, modules, start
 from coevolve_jax.harness.store import Store
 from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config
+from tests.support.paths import ROOT
 
 
 def test_the_name_of_the_code_is_that_of_every_source_file_and_page(tmp_path, monkeypatch):
@@ -102,6 +103,29 @@ def test_the_modules_that_a_config_names_are_frozen_and_name_the_runs(tmp_path, 
     assert len(runs) == len(OWN) and len(others) == 1  # no run depends on who proposes
     path.unlink()
     with pytest.raises(campaign.Tampered, match="^modules/own_modules.judge/rules.py is gone"):
+        there.check()
+
+
+@pytest.mark.parametrize("where", ["{folder}/own_tools.py", "own_tools"])
+def test_a_users_own_tools_are_frozen_too(where, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own_tools.py"
+    path.write_text((ROOT / "examples" / "shop.py").read_text())
+    named = f"{where.format(folder=tmp_path)}:Shop"
+    own = config()
+    own.environment.unlock()
+    own.environment.update(name="tools", source=named)
+    there = campaign.begin(tmp_path / "campaign", {"config": json.loads(configs.to_json(own))})
+    campaign.freeze(there, [], modules.named(own))
+    of = lambda: Store(tmp_path / "store", start.without_harness(own), MADE_UP, 1, 1)
+    there.check()
+    before = of().workdir(start.without_harness(own), 0)
+    path.write_text(path.read_text() + "# another one\n")
+    with pytest.raises(campaign.Tampered, match="^modules/environment.source=.*/own_tools.py was changed"):
+        there.check()
+    assert of().workdir(start.without_harness(own), 0) != before
+    path.unlink()
+    with pytest.raises(campaign.Tampered, match="own_tools.py is gone"):
         there.check()
 
 
