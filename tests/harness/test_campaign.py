@@ -106,10 +106,10 @@ def test_the_modules_that_a_config_names_are_frozen_and_name_the_runs(tmp_path, 
         there.check()
 
 
-@pytest.mark.parametrize("where", ["{folder}/own_tools.py", "own_tools"])
+@pytest.mark.parametrize("where", ["{folder}/frozen_tools.py", "frozen_tools"])
 def test_a_users_own_tools_are_frozen_too(where, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    path = tmp_path / "own_tools.py"
+    path = tmp_path / "frozen_tools.py"
     path.write_text((ROOT / "examples" / "shop.py").read_text())
     named = f"{where.format(folder=tmp_path)}:Shop"
     own = config()
@@ -121,11 +121,11 @@ def test_a_users_own_tools_are_frozen_too(where, tmp_path, monkeypatch):
     there.check()
     before = of().workdir(start.without_harness(own), 0)
     path.write_text(path.read_text() + "# another one\n")
-    with pytest.raises(campaign.Tampered, match="^modules/environment.source=.*/own_tools.py was changed"):
+    with pytest.raises(campaign.Tampered, match="^modules/environment.source=.*/frozen_tools.py was changed"):
         there.check()
     assert of().workdir(start.without_harness(own), 0) != before
     path.unlink()
-    with pytest.raises(campaign.Tampered, match="own_tools.py is gone"):
+    with pytest.raises(campaign.Tampered, match="frozen_tools.py is gone"):
         there.check()
 
 
