@@ -146,7 +146,8 @@ class Twins:
         return self._roles.explorer.act(episodes)
 
     def abstract(self, explorations, limits, shorten):
-        ask = lambda batch: llm.Abstractor(self._client).abstract(batch, limits, lambda goals: [])
+        abstractor = llm.Abstractor(self._client, action_pattern)
+        ask = lambda batch: abstractor.abstract(batch, limits, lambda goals: [])
         self._compare("abstract", ask, explorations)
         return self._roles.abstractor.abstract(explorations, limits, shorten)
 

@@ -20,7 +20,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import envs, names, shipped
 from coevolve_jax.config import keys
 from coevolve_jax.distributed import sharding
-from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.envs.base import EnvPool, canonical
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
@@ -169,6 +169,15 @@ def benchmark_tasks(config: ConfigDict) -> list[Task]:
     tasks, settings = family(config).tasks, config.environment.to_dict()
     with _naming_the_key(config):
         return [task for split in splits for task in tasks(split, settings)]
+
+
+def evaluation_scenarios(config: ConfigDict) -> frozenset[str]:
+    """The scenarios of the splits of `benchmark_tasks`, as text, without those that training has too."""
+    c = config.environment
+    splits = dict.fromkeys([c.eval_split, *config.data.leak_splits])
+    with _naming_the_key(config):
+        found = [family(config).scenarios(split, c.to_dict(), apart_from=c.train_split) for split in splits]
+    return frozenset(canonical(task.scenario) for tasks in found for task in tasks)
 
 
 def held_out_tasks(workdir: Path) -> list[Task]:

@@ -32,13 +32,13 @@ from coevolve_jax.config import idle
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.loop import inputs, leader
+from coevolve_jax.loop import inputs, leader, rendezvous
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.initial import add_queries, bootstrap, check_start, kept_apart, leak_guard
 from coevolve_jax.loop.lab import Laboratory
-from coevolve_jax.loop.run import Run, restore
+from coevolve_jax.loop.run import Run, finished, restore
 from coevolve_jax.loop.services import Services
 from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
@@ -52,7 +52,7 @@ from coevolve_jax.synthesis.signals import task_scores
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:
-    """Starts or resumes the run in `workdir`.
+    """Starts or resumes the run in `workdir`. Of a finished run only the report is written again.
 
     With several processes, process 0 runs the loop and the others follow it (loop/leader.py).
 
@@ -63,10 +63,12 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         stops after D_0, the held-out tasks and the first evaluation. The same call without `until` resumes.
 
     Returns:
-      the content of summary.json; {} in the processes that follow, and after a stop by `until`.
+      the content of summary.json; {} in the processes that follow, and after a stop by `until`, or where the
+        run is beyond that.
 
     Raises:
-      ValueError: bad input, in one sentence; nothing was overwritten.
+      ValueError: bad input, or files that the run began with have changed, in one sentence; nothing was
+        overwritten.
       FloatingPointError: an update is not finite. The last checkpoint is intact; failure.json says why.
       EngineError: no engine generates any more. The last checkpoint holds every update, unless this happened
         while a scripted explorer's strategy probed tasks (`Lab.probe`): then it is the last one that was due.
@@ -75,6 +77,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     c, workdir = config, Path(workdir)
     configs.check(c)
     configs.check_evolution(c)
+    told = finished(c, workdir) if jax.process_index() == 0 else None
+    done = told is not None
+    if rendezvous.shared(done) if jax.process_count() > 1 else done:
+        return told if told and (until is None or until >= told["steps"]) else {}
     mesh = sharding.make_mesh(**c.mesh)
     if jax.process_index() == 0:
         for note in idle.notes(c, fresh=not (workdir / "config.json").exists()):
@@ -110,7 +116,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         trackers = build.trackers(c, workdir)
-        used = versions(build.family(c).versions(), getattr(engine, "versions", {}), inputs.digests(c))
+        here = inputs.digests(c)
         # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)
@@ -124,6 +130,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             step, state, saved = restored
             run_state = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
+        run_state.inputs = inputs.begun_with(c, here, run_state.inputs)
+        used = versions(build.family(c).versions(), getattr(engine, "versions", {}), run_state.inputs)
         add_queries(c, run_state.tasks, run_state.held_out)
         luck = build.training_luck(c)
         strategy = build.strategy(luck, saved)

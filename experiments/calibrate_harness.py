@@ -48,15 +48,16 @@ def run() -> None:
     folder, names = Path(_WORKDIR.value), _FAULTS.value
     if names == ["all"]:
         names = [name for name in bench.FAULTS if name != "none"]
-    if wrong := [name for name in names if name not in bench.FAULTS]:
-        raise ValueError(f"--faults names {wrong[0]!r}: use all, or some of {', '.join(bench.FAULTS)}.")
-    seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value)
-
-    def campaign(fault: str):
-        return settled(plan.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value))
+    bench.check_names(_FAULTS.name, names, bench.FAULTS)
+    configs.check_output("workdir", folder, folder=True)
+    seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value, "salts")
+    starting = {
+        fault: settled(plan.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value))
+        for fault in dict.fromkeys(["none", *names])
+    }
 
     def config_of(fault: str, salt: int):
-        return configs.override(without_harness(campaign(fault)), {"rollout.salt": salt})
+        return configs.override(without_harness(starting[fault]), {"rollout.salt": salt})
 
     path, failures, say = folder / "starts.csv", [], lambda text: print(text, flush=True)
     settings = " ".join([_CONFIG.value, *_SET.value])
@@ -95,7 +96,7 @@ def run() -> None:
                 rows[fault, seed, salt] = row
         calibration.write_rows(path, rows.values())
         say(told())
-    say(calibration.table(list(rows.values()), campaign("none").harness.noise))
+    say(calibration.table(list(rows.values()), starting["none"].harness.noise))
     if failures:
         raise ValueError("\n".join(["Some runs failed; the same command tries them again:", *failures]))
 

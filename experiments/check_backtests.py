@@ -49,7 +49,9 @@ def run() -> None:
     from coevolve_jax.seeding import rng_for
 
     folder, seed, say = Path(_WORKDIR.value), _SEED.value, lambda text: print(text, flush=True)
-    salts, settings = plan.parse_seeds(_SALTS.value), " ".join([_CONFIG.value, *_SET.value])
+    configs.check_output("workdir", folder, folder=True)
+    salts = plan.parse_seeds(_SALTS.value, "salts")
+    settings = " ".join([_CONFIG.value, *_SET.value])
     path = folder / "trained.csv"
     rows = calibration.read_rows(path, settings)
     config = settled(plan.with_values(configs.load_file(_CONFIG.value), _SET.value))

@@ -51,6 +51,7 @@ def main(argv) -> None:
 
 def check(source: str | None) -> int:
     """Prints the check and writes its page. Returns the exit code."""
+    from coevolve_jax import config as configs
     from coevolve_jax.envs.tools.source import find
     from coevolve_jax.toolcheck import facts, page
     from coevolve_jax.toolcheck.findings import findings
@@ -71,13 +72,14 @@ def check(source: str | None) -> int:
         if not path:
             raise ValueError("Give the tools: a class, such as my_env:Shop or my_env.py:Shop, or a file.")
         lines = Lines(find(path), kind)
+    stem = "".join(letter if letter.isalnum() else "_" for letter in Path(name).name)
+    out = Path(_OUT.value or f"runs/tools_{stem}.html")
+    configs.check_output("out", out)
     e = c.environment
     splits = list(dict.fromkeys([e.train_split, e.eval_split, *c.data.leak_splits]))
     gathered = facts.gather(c, splits, _WORLDS.value)
     found = findings(c, gathered, lines)
     print(page.text(name, gathered, found))
-    stem = "".join(letter if letter.isalnum() else "_" for letter in Path(name).name)
-    out = Path(_OUT.value or f"runs/tools_{stem}.html")
     when = time.strftime("%Y-%m-%d")
     told = f"Seed {c.seed}, {gathered.steps:,} calls, {gathered.seconds:.0f} s, {when}. "
     asked = source or f"--config={config_flags.get_config_filename(flags.FLAGS['config'])}"

@@ -50,17 +50,19 @@ def run() -> None:
     holes, seeds, of = _HOLES.value or list(baits.BAITS), plan.parse_seeds(_SEEDS.value), _TOGETHER.value
     if wrong := [hole for hole in holes if hole not in baits.BAITS]:
         raise ValueError(f"--holes names {wrong[0]!r}: use some of {', '.join(baits.BAITS)}.")
+    configs.check_output("workdir", folder, folder=True)
     if len(seeds) % of:
         raise ValueError(f"--together={of} does not divide the {len(seeds)} seeds: give a multiple of it.")
     together = [tuple(seeds[i : i + of]) for i in range(0, len(seeds), of)]
     settings = " ".join([_CONFIG.value, *_SET.value])
     known = {case.key: case for case in baits.read_cases(folder / "cases.csv", settings)}
     c = plan.with_values(configs.load_file(_CONFIG.value), _SET.value)
+    starting = {hole: settled(baits.starting(c, hole)) for hole in holes}  # checked before anything is run
     for hole in holes:
         due = [s for s in together if any((hole, kind, s) not in known for kind in baits.KINDS)]
         if not due:
             continue
-        config = settled(baits.starting(c, hole))
+        config = starting[hole]
         noise = config.harness.noise
         start = without_harness(config)
         moves = baits.children(start, hole)

@@ -16,8 +16,8 @@ that diverges counts as a result. Only --retry_diverged tries it again.
 goes on from it, or it gets the arms of others (docs/guides/enter_the_arena.md).
 """
 
+import contextlib
 import datetime
-import fcntl
 import json
 import os
 import shlex
@@ -103,23 +103,22 @@ def run() -> list:
     for flag in (_CONFIG, _WORKDIR, _ARMS):
         if not flag.value:
             raise ValueError(f"Give --{flag.name}, see --help.")
-    from tqdm import tqdm
-
     from coevolve_jax import config as configs
     from coevolve_jax import shipped
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import bundle, cells, plan, results
     from coevolve_jax.comparison.table import table
 
-    folder = Path(_WORKDIR.value)
+    folder, part = Path(_WORKDIR.value), plan.parse_shard(_SHARD.value)
+    if _BUNDLE.value:
+        bundle.check_target(Path(_BUNDLE.value))
     path, _, arg = _CONFIG.value.partition(":")
     config = configs.load_file(path, arg)
     if _GRID.value and _SEARCH.value:
         raise ValueError(
             f"--grid={_GRID.value[0]} and --search={_SEARCH.value[0]} exclude each other: give one of them."
         )
-    changes = dict(text.partition("=")[::2] for text in _SET.value)
-    config = configs.override(config, {k: plan.parse_value(config, k, v) for k, v in changes.items()})
+    config = plan.with_values(config, _SET.value)
     configs.check(config)
     if _SEARCH.value:
         settings = plan.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
@@ -128,6 +127,11 @@ def run() -> list:
     if unknown := [name for name in _RUN.value if name not in _ARMS.value]:
         raise ValueError(f"--run={','.join(unknown)} is none of --arms={','.join(_ARMS.value)}.")
     before = plan.read(folder)
+    if _ONLY_READ.value and before is None and not _JOIN.value:
+        raise ValueError(
+            f"--only_read finds no comparison in {folder} (no plan.json): mend --workdir, or leave out "
+            "--only_read."
+        )
     settings = plan.as_before(before, settings)
     chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
     bundles = [bundle.read(Path(path)) for path in _JOIN.value]
@@ -156,42 +160,22 @@ def run() -> list:
         made |= plan.extended(theirs, made)
     plan.check(folder, config, chosen)
     if not _ONLY_READ.value:
-        plan.check_configs(config, chosen, changes)
+        plan.check_configs(config, chosen, plan.by_key("set", _SET.value))
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))
         made |= {
             key: theirs[key] for key in ("machine", "date", "command", "commit", "extended") if key in theirs
         }
-    made["joined"] = _take_in(folder, bundles, config, made, chosen, (theirs or {}).get("joined", []), whole)
-    if whole:
-        plan.write(folder, made)
     failures = []
-    if not _ONLY_READ.value:
-        index, count = plan.parse_shard(_SHARD.value)
-        seeds = plan.parse_seeds(_SEEDS.value)[index::count]
-        mine = [c for c in chosen if c.seed in seeds and c.arm in (_RUN.value or _ARMS.value)]
-        with open(folder / f"lock_{index}_{count}", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"Another process runs the comparison in {folder}.") from None
-            ended = cells.finished if _RETRY.value else cells.ended
-            there = sum(ended(c.workdir(folder)) for c in mine)
-            with tqdm(total=len(mine), initial=there, unit="run") as bar:
-
-                def on_done(cell, failure):
-                    bar.update(failure is None)
-                    lost = cells.diverged(cell.workdir(folder))
-                    said = f"diverged at step {lost['step']}: {lost['why']}" if lost else "done"
-                    bar.write(
-                        f"{cell.column}, seed {cell.seed}: {failure.why if failure else said}",
-                        file=sys.stderr,
-                    )
-                    if count == 1:  # with several machines, the last command writes the results of all
-                        results.read(folder, made, [*chosen, *joined], keep=True)
-
-                failures = cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)
+    # Nothing is written before the part is claimed: a command that is refused leaves the plan as it was.
+    with contextlib.nullcontext() if _ONLY_READ.value else plan.claimed(folder, *part):
+        before = (theirs or {}).get("joined", [])
+        made["joined"] = _take_in(folder, bundles, config, made, chosen, before, whole)
+        if whole:
+            plan.write(folder, made)
+        if not _ONLY_READ.value:
+            failures = _run_cells(folder, config, made, chosen, joined, *part)
     print(table(results.read(folder, made, [*chosen, *joined], keep=whole)))
     for path in {c.workdir(folder) for b in bundles for c in b.cells}:
         if not (path / "report.html").exists():
@@ -207,6 +191,29 @@ def run() -> list:
         count, digest = bundle.write(folder, made, chosen, Path(_BUNDLE.value), **told)
         print(f"\n{_BUNDLE.value} holds {count} of {len(chosen)} cells, digest {digest}.")
     return failures
+
+
+def _run_cells(folder, config, made, chosen, joined, index: int, count: int) -> list:
+    """Runs the cells of this part of the seeds. Returns the failures."""
+    from tqdm import tqdm
+
+    from coevolve_jax.comparison import cells, plan, results
+
+    seeds = plan.parse_seeds(_SEEDS.value)[index::count]
+    mine = [c for c in chosen if c.seed in seeds and c.arm in (_RUN.value or _ARMS.value)]
+    ended = cells.finished if _RETRY.value else cells.ended
+    there = sum(ended(c.workdir(folder)) for c in mine)
+    with tqdm(total=len(mine), initial=there, unit="run") as bar:
+
+        def on_done(cell, failure):
+            bar.update(failure is None)
+            lost = cells.diverged(cell.workdir(folder))
+            said = f"diverged at step {lost['step']}: {lost['why']}" if lost else "done"
+            bar.write(f"{cell.column}, seed {cell.seed}: {failure.why if failure else said}", file=sys.stderr)
+            if count == 1:  # with several machines, the last command writes the results of all
+                results.read(folder, made, [*chosen, *joined], keep=True)
+
+        return cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)
 
 
 def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list:

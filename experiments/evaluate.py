@@ -197,6 +197,7 @@ def run() -> None:
         result, groups = evaluate(
             agent, tasks, num_rollouts=_ROLLOUTS.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
+        silent = without_message(groups, config.rollout)
         checked = None if held_out else family.report(groups, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
     kinds = {kind: name for name, kind in stats.SETS.items()}
@@ -250,12 +251,30 @@ def run() -> None:
     for name, version in family.versions().items():
         print(f"{name:>16}  {version}")
     success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
+    print(f"{'ended by':>16}  {', '.join(f'{stop} {count}' for stop, count in result.stops.items())}")
+    if silent:
+        print(f"{'':>16}  {silent} had no room for a message: raise --max_length or lower --max_new_tokens")
     print(f"{'success':>16}  {success} of {trials} rollouts; {report['invalid']} invalid ones left out")
     if "success_if_invalid_failed" in report:
         print(f"{'':>16}  {report['success_if_invalid_failed']:.1%} with these as failures")
     print(table(rows, _ROLLOUTS.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+
+
+def without_message(groups, limits) -> int:
+    """The number of rollouts whose prompt left no room for a message. Raises ValueError where none had room.
+
+    limits: the section config.rollout.
+    """
+    all_of_them = [t for group in groups for t in group.trajectories]
+    silent = [t for t in all_of_them if t.stop == "context_limit" and not t.mask.any()]
+    if len(silent) == len(all_of_them):
+        raise ValueError(
+            f"No prompt and message of --max_new_tokens={limits.max_new_tokens} fit into --max_length="
+            f"{limits.max_length}: raise the latter or lower the former."
+        )
+    return len(silent)
 
 
 def fixed_by_protocol(family) -> dict:

@@ -78,29 +78,38 @@ def run() -> int:
     from coevolve_jax import shipped
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
-    from coevolve_jax.harness import campaign, claim, final, launch, loop, references, start, summary
+    from coevolve_jax.harness import campaign, claim, final, launch, loop, parts, references, start, summary
     from coevolve_jax.harness.store import Store, cores_of_a_run
+    from coevolve_jax.models import hf_io
 
-    config = _CONFIG.value
-    if "harness" not in config:
-        raise ValueError("The config has no section harness: start from configs/bfcl_harness.py.")
     if _REFERENCE.value and not _FINAL.value:
         raise ValueError(f"--reference={_REFERENCE.value[0]} has no effect without --final: give both.")
+    fresh = plan.parse_seeds(_FINAL_SEEDS.value, "final_seeds")
     given = {
         "versions": _VERSIONS.value,
-        "seeds": _SEEDS.value and tuple(plan.parse_seeds(_SEEDS.value)),
+        "seeds": None if _SEEDS.value is None else tuple(plan.parse_seeds(_SEEDS.value)),
         "proposer": _PROPOSER.value,
         "diagnostics": _DIAGNOSTICS.value,
         "audit": _AUDIT.value,
     }
     changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
-    config, folder = configs.override(config, changes), Path(_WORKDIR.value)
+    config, folder = configs.override(_CONFIG.value, changes), Path(_WORKDIR.value)
+    store_folder = Path(_STORE.value or folder / "store")
+    # A campaign's folder takes no other config later: what can be checked is checked before it is made.
+    configs.check_output("workdir", folder, folder=True)
+    if not _REPLAY.value:
+        configs.check_output("store", store_folder, folder=True)
     note = start.shared(config, config_flags.get_override_values(flags.FLAGS["config"]))
     config = start.settled(config)
-    if (_REPLAY.value or _APPROVE.value or _REFUSE.value) and not (folder / "campaign.json").exists():
-        raise ValueError(f"--workdir={folder} holds no campaign.json: name the folder of a campaign.")
-    if note and not (folder / "campaign.json").exists():
-        print(note, flush=True)
+    if _FINAL.value:
+        final.check_fresh("final_seeds", fresh, config.harness.seeds)
+    if not (folder / "campaign.json").exists():
+        if _REPLAY.value or _APPROVE.value or _REFUSE.value:
+            raise ValueError(f"--workdir={folder} holds no campaign.json: name the folder of a campaign.")
+        hf_io.load_config(config.model)
+        parts.proposer_of(config)
+        if note:
+            print(note, flush=True)
     told = {
         "command": f"{shipped.command('harness')} {shlex.join(sys.argv[1:])}",
         "machine": cells.machine(),
@@ -111,7 +120,6 @@ def run() -> int:
     found = campaign.begin(
         folder, {"config": json.loads(configs.to_json(config)), "told": {**told, "jobs": _JOBS.value}}
     )
-    store_folder = Path(_STORE.value or folder / "store")
     with found.claimed():
         first = start.without_harness(config)
         programs = launch.programs(first, store_folder / "compiled")
@@ -135,7 +143,6 @@ def run() -> int:
             page()  # also where a person is waited for, or a file was changed
         print(summary.table(evolution))
         if _FINAL.value:
-            fresh = plan.parse_seeds(_FINAL_SEEDS.value)
             final.open_test(evolution, fresh, told, _REOPEN.value, others)
             final.read(evolution, fresh)
             page()

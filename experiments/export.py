@@ -25,6 +25,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
+from coevolve_jax import config as configs
 from coevolve_jax.config import parse_flags
 
 _TO = flags.DEFINE_enum(
@@ -70,6 +71,9 @@ def main(argv) -> None:
         sys.exit(f"Error: {told if unwritten else error}")
     except (ImportError, ValueError) as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted: --output may hold a part.", file=sys.stderr)
+        sys.exit(130)
 
 
 def to_parquet() -> None:
@@ -93,6 +97,7 @@ def to_policy() -> None:
     base = _MODEL.value or peft_io.base_of(_ADAPTER.value)
     if Path(_OUTPUT.value).resolve() == shipped.folder(base).resolve():
         raise ValueError(f"--output={_OUTPUT.value} is the base itself: name another folder.")
+    configs.check_output("output", _OUTPUT.value, folder=True)
     policy = build.policy(base)
     adapters = peft_io.load(_ADAPTER.value, policy.config)
     dtype, notes = _DTYPE.value or hf_io.dtype_of(base), list(policy.chat.notes)

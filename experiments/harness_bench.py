@@ -41,14 +41,17 @@ def main(argv) -> None:
 def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import cells, plan
-    from coevolve_jax.harness import bench, campaign, launch, loop
+    from coevolve_jax.harness import bench, campaign, final, launch, loop
     from coevolve_jax.harness.start import settled, without_harness
     from coevolve_jax.harness.store import Store
+    from coevolve_jax.models import hf_io
 
-    folder, fresh = Path(_WORKDIR.value), plan.parse_seeds(_FRESH.value)
+    folder, fresh = Path(_WORKDIR.value), plan.parse_seeds(_FRESH.value, "fresh_seeds")
+    configs.check_output("workdir", folder, folder=True)
+    seeds = plan.parse_seeds(_SEEDS.value, "campaign_seeds")
+    final.check_fresh("fresh_seeds", fresh, seeds)
     for flag, known in ((_FAULTS, bench.FAULTS), (_ARMS, bench.ARMS)):
-        if wrong := [name for name in flag.value if name not in known]:
-            raise ValueError(f"--{flag.name} names {wrong[0]!r}: use some of {', '.join(known)}.")
+        bench.check_names(flag.name, flag.value, known)
     told = {
         "command": shlex.join(["python", "experiments/harness_bench.py", *sys.argv[1:]]),
         "machine": cells.machine(),
@@ -59,17 +62,22 @@ def run() -> None:
     settings = f"{_CONFIG.value} --versions={_VERSIONS.value} --fresh_seeds={','.join(map(str, fresh))}"
     bench.read_rows(path, settings)  # refuses a file of other settings before anything is run
     compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
-    load = lambda fault: configs.load_file(_CONFIG.value, f"fault={fault}")
     store_of = lambda start: Store(folder / "store", start, launch.programs(start, compiled), _JOBS.value)
     answers = folder / "readings"
     read = lambda name, config, start: bench.success(store_of(start), answers, name, config, fresh)
-    healthy = without_harness(settled(load("none")))
+    # All are checked before anything is run: a campaign's folder takes no other config later.
+    starting = {
+        fault: settled(configs.load_file(_CONFIG.value, f"fault={fault}"))
+        for fault in dict.fromkeys(["none", *_FAULTS.value])
+    }
+    healthy = without_harness(starting["none"])
+    hf_io.load_config(healthy.model)
     for fault in _FAULTS.value:
-        for seed in plan.parse_seeds(_SEEDS.value):
+        for seed in seeds:
             for arm in _ARMS.value:
                 own = {"seed": seed, "seeds": (seed,), "versions": _VERSIONS.value, **bench.ARMS[arm]}
                 values = {f"harness.{key}": value for key, value in own.items()}
-                config = settled(configs.override(load(fault), values))
+                config = configs.override(starting[fault], values)
                 start, name = without_harness(config), f"{fault}_{arm}_{seed}"
                 plain = json.loads(configs.to_json(config))
                 begun = campaign.begin(

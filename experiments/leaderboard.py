@@ -28,13 +28,18 @@ def main(argv) -> None:
         print(run())
     except ValueError as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted: nothing is written before all is read.", file=sys.stderr)
+        sys.exit(130)
 
 
 def run() -> Path:
+    from coevolve_jax import config as configs
     from coevolve_jax.comparison import leaderboard, leaderboard_page, testbed
 
     if not (_TESTBED.value and _OUT.value):
         raise ValueError("Give --testbed and --out, see --help.")
+    configs.check_output("out", _OUT.value, folder=True)
     boards = []
     for text in _TESTBED.value:
         name, _, paths = text.partition("=")

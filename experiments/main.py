@@ -59,7 +59,7 @@ def main(argv) -> None:
     with preemption.exits(FloatingPointError, EngineError, rendezvous.Failed):
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
-        config = _CONFIG.value or configs.of_run(_WORKDIR.value)
+        config = _CONFIG.value if _CONFIG.present else configs.of_run(_WORKDIR.value)
         with preemption.handle_signals(), rendezvous.coordinated(config):
             train(config, _WORKDIR.value, _UNTIL.value)
 

@@ -4,6 +4,9 @@
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --pack_length=16384,32768
     python experiments/plan.py --config=configs/bfcl_qwen2_5_7b.py --topology=v5e-16 --config.mesh.tensor=4
 
+The mesh has all devices of the machine: its axis fsdp takes what the other axes leave. A
+--config.mesh.fsdp=N is kept, also where devices are left, as for four GPUs of eight.
+
 --compile compiles the program with XLA's compiler for the machine, or says how to install that:
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --compile \\
@@ -61,6 +64,7 @@ flags.register_validator(
     "pass two numbers of tokens, as in --lengths=2600,700.",
 )
 flags.mark_flags_as_required(["config"])
+FSDP = "config.mesh.fsdp"  # counts where it is given; else that axis takes what the others leave
 
 
 def main(argv) -> None:
@@ -70,10 +74,12 @@ def main(argv) -> None:
     try:
         configs.check_values(_CONFIG.value)
         lengths = [int(text) for text in _LENGTH.value]
+        own = flags.FLAGS[FSDP] if FSDP in flags.FLAGS else None  # registered where it is given
+        fsdp = own.value if own is not None and own.present else 0
         if not _COMPILE.value:
             from coevolve_jax.planning import plan
 
-            print(plan.table(_CONFIG.value, names, lengths, _ROWS.value))
+            print(plan.table(_CONFIG.value, names, lengths, _ROWS.value, fsdp))
             return
         if len(names) * len(lengths) > 1:
             raise ValueError("--compile takes one machine and one length: pass --topology and --pack_length.")
@@ -81,12 +87,15 @@ def main(argv) -> None:
 
         rollouts = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
         if _PROGRAM.value == "decode":
-            print(report.decoding(_CONFIG.value, names[0], _ROWS.value, lengths[0]))
+            print(report.decoding(_CONFIG.value, names[0], _ROWS.value, lengths[0], fsdp))
             return
         size = programs.Size(_ROWS.value, lengths[0])
-        print(report.compiled(_CONFIG.value, names[0], size, rollouts))
+        print(report.compiled(_CONFIG.value, names[0], size, rollouts, fsdp))
     except ValueError as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main(argv) -> None:
     from coevolve_jax.rollout.engine import EngineError
 
     with preemption.exits(FloatingPointError, EngineError), preemption.handle_signals():
-        config = _CONFIG.value or configs.of_run(_WORKDIR.value)
+        config = _CONFIG.value if _CONFIG.present else configs.of_run(_WORKDIR.value)
         for note in notes(config):
             print(note, file=sys.stderr)
         print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))

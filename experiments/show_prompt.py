@@ -30,6 +30,12 @@ _SPLIT = flags.DEFINE_string("split", "all", "Split of the benchmark that has th
 _PROTOCOL = flags.DEFINE_string(
     "protocol", "", "A named protocol of the benchmark; BFCL: official, steps_30. None: as in training."
 )
+_FORMAT = flags.DEFINE_enum(
+    "tool_call_format",
+    None,
+    ["json", "llama3", "python"],
+    "How the policy writes calls; none: the config's, or the chat template's.",
+)
 _PYTHON = flags.DEFINE_string(
     "python", None, "Interpreter of the environment family; none: the config's, or this one."
 )
@@ -69,7 +75,9 @@ def show() -> None:
             f"its {len(ids)} ids go from {ids[0]} to {ids[-1]}."
         )
     task, tokenizer = tasks[_TASK.value], load_tokenizer(folder)
-    chat = Chat(tokenizer)
+    chat, written = Chat(tokenizer), _FORMAT.value or (config and config.rollout.tool_call_format)
+    if written:
+        chat = chat.writing(written)
     tools = family.tools(task)
     prompt = chat.prompt(tools, task.turns[0].query, task.system, task.examples)
     control = set(tokenizer.get_added_vocab().values())
@@ -80,9 +88,10 @@ def show() -> None:
     for i, ids in enumerate(later):
         print(f"\n{f' after turn {i + 1} of {len(task.turns)} ':=^100}\n{chat.decode(ids)}")
     print(f"\n{' tokens ':=^100}")
+    with_tools = f" and {len(tools)} tools"
     counts = {
-        f"system and {len(tools)} tools": user,
-        "user": opening - user,
+        "system" + with_tools * (written != "python"): user,
+        "user" + with_tools * (written == "python"): opening - user,
         "assistant's turn opens": len(prompt) - opening,
     }
     counts["the prompt"] = len(prompt)

@@ -64,9 +64,12 @@ END"""
 
 def main(argv) -> None:
     count = _MACHINES.value
+    behind = len(argv) - len(sys.argv[[*sys.argv, "--"].index("--") + 1 :])  # the first word after --
     # A shipped config by its name that holds everywhere, and not by its path on this machine.
-    own = [re.sub(rf"^(--?config=){re.escape(str(shipped.ROOT))}/", r"\1", word) for word in argv[1:]]
+    own = [re.sub(rf"^(--?config=){re.escape(str(shipped.ROOT))}/", r"\1", word) for word in argv[behind:]]
     try:
+        if behind > 1 or not (own or ["-"])[0].startswith("-"):
+            raise ValueError(f"unexpected argument {argv[1]!r}: options begin with --, see --help.")
         part, after = (comparison if _OF.value == "comparison" else campaigns)(own, count)
         if _ON.value == "tpu" and len({name_of(i) for i in range(count)}) < count:
             raise ValueError(
@@ -95,7 +98,10 @@ def comparison(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
     from coevolve_jax.comparison import plan
 
     program = shipped.command("compare")
-    given, _ = parsed(own, program, "config", "arms", "workdir", optional=("seeds", "shard"))
+    given, rest = parsed(own, program, "config", "arms", "workdir", optional=("seeds", "shard"))
+    if changes := [word for word in rest if word.lstrip("-").startswith("config.")]:
+        key = changes[0].lstrip("-").removeprefix("config.")
+        raise ValueError(f"{changes[0]} is no flag of {program}: give --set={key}.")
     if "shard" in given:
         raise ValueError(
             f"--shard={given['shard']} is what {shipped.command('sweep')} gives each machine: "
@@ -106,6 +112,7 @@ def comparison(own: list[str], count: int) -> tuple[Callable[[str], str], str]:
         raise ValueError(
             f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
         )
+    plan.cells([name.strip() for name in given["arms"].split(",")], seeds)  # refuses what it would refuse
     whole = f"{program} {shlex.join(own)}"
     return (
         lambda index: f"{whole} --shard={index}/{count}",

@@ -23,6 +23,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from coevolve_jax.config import parse_flags
+from coevolve_jax.llm.prompting import line
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with its argument if any.", lock_config=True
@@ -115,23 +116,22 @@ def one_batch(config, lab, batch, wanted, all_or_none):
     """
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.growth import synthesize_for_tools
-    from coevolve_jax.synthesis.pipeline import SynthesisStats
+    from coevolve_jax.synthesis.pipeline import TooFew
 
     how = {"wanted": wanted, "step": batch, "rng": rng_for(config.seed, "synthesize", batch)}
+    if _TOOLS.value:
+        tools = [_TOOLS.value[(batch * AT_ONCE + n) % len(_TOOLS.value)] for n in range(wanted)]
+        stats = synthesize_for_tools(lab, tools, "tool", kind="signal", **how)
+        return stats, "" if stats.added else f"No scenario gave a task that calls {', '.join(set(tools))}."
     try:
-        if _TOOLS.value:
-            tools = [_TOOLS.value[(batch * AT_ONCE + n) % len(_TOOLS.value)] for n in range(wanted)]
-            stats = synthesize_for_tools(lab, tools, "tool", kind="signal", **how)
-            end = f"No scenario gave a task that calls {', '.join(set(tools))}."
-        else:
-            stats = lab.synthesize_unguided(kind="initial", all_or_none=all_or_none, **how)
-            end = (
-                f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): "
-                "let config.environment offer more, widen data.min_calls..max_calls, mend the explorer, "
-                "or ask for fewer tasks."
-            )
-    except ValueError as error:
-        return SynthesisStats(), str(error)
+        stats = lab.synthesize_unguided(kind="initial", all_or_none=all_or_none, **how)
+    except TooFew as error:
+        return error.stats, str(error)
+    end = (
+        f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): "
+        "let config.environment offer more, widen data.min_calls..max_calls, mend the explorer, "
+        "or ask for fewer tasks."
+    )
     return stats, "" if stats.added else end
 
 
@@ -151,19 +151,20 @@ def recorder(path):
 
 
 def show(task, explored) -> None:
-    """Prints one task: its request, its solution and its origin."""
+    """Prints one task: its request, its solution and its origin, each in its line (`prompting.line`)."""
     lineage = task.lineage
     of = f" of {len(explored[lineage.context]['triplets'])}" if lineage.context in explored else ""
     print(f"\n{task.id}  {lineage.verdict}: {lineage.reason}")
-    print(f"  {task.description}")
+    print(f"  {line(task.description)}")
     for turn, rules in itertools.zip_longest(task.turns, lineage.rule_queries):
-        print(f"  user: {turn.query}")
+        print(f"  user: {line(turn.query)}")
         if rules not in (None, turn.query):
-            print(f"    by rules: {rules}")
+            print(f"    by rules: {line(rules)}")
         for call in turn.calls:
-            print(f"    {call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})")
+            print(f"    {call.name}({', '.join(f'{line(k)}={v!r}' for k, v in call.arguments.items())})")
+    by = line(lineage.explorer)  # a server names its model
     print(
-        f"  from: {lineage.parent}, steps {', '.join(map(str, lineage.triplets))}{of} by {lineage.explorer};"
+        f"  from: {lineage.parent}, steps {', '.join(map(str, lineage.triplets))}{of} by {by};"
         f" cosine of {lineage.measure} to the nearest evaluation task {lineage.similarity:.2f}",
         flush=True,
     )
@@ -180,7 +181,7 @@ def report(made, total, ledger, seconds, action_pattern) -> None:
     print(f"\n{made} tasks of {total.proposed} proposals, {total.environment_steps} steps in the environment")
     print(f"{seconds / max(made, 1):.2f} s per task, reading the evaluation tasks for leak control included")
     print(f"{done.total() / max(len(steps), 1):.0%} of the steps without an error, of {len(done)} actions:")
-    print("  " + ", ".join(f"{action} {count}" for action, count in done.most_common()))
+    print("  " + ", ".join(f"{line(action)} {count}" for action, count in done.most_common()))
     for reason, count in total.refused.most_common():
         print(f"  {count:5d}  refused: {reason}")
     for words, count in sorted(total.judge_agreement.items()):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coevolve_jax import cli, config, shipped
+from tests.support import forked
 from tests.support.paths import ROOT
 
 # Programs without a command: set_up.py runs the first, campaigns the fifth; the others measure campaigns.
@@ -88,12 +89,87 @@ def test_shipped_files_are_found_from_everywhere_and_ones_own_come_first(tmp_pat
     assert shipped.folder("models/tiny_qwen3") == ROOT / "models" / "tiny_qwen3"
     (tmp_path / "configs").mkdir()
     own = tmp_path / "configs" / "bfcl_tiny.py"
-    own.write_text("def get_config(arg): return 7")
-    assert config.load_file("configs/bfcl_tiny.py") == 7
+    own.write_text("from ml_collections import ConfigDict\ndef get_config(arg): return ConfigDict({'a': 7})")
+    assert config.load_file("configs/bfcl_tiny.py").a == 7
     (tmp_path / "models" / "tiny_qwen3").mkdir(parents=True)
     assert shipped.folder("models/tiny_qwen3") == Path("models/tiny_qwen3")
     with pytest.raises(ValueError, match="configs/none.py is no Python file"):
         config.load_file("configs/none.py")
+
+
+FAULTY = {
+    "x = {1:": "cannot be loaded ('{' was never closed",
+    "import not_there": "cannot be loaded (No module named 'not_there')",
+    "def get_config(arg=''): pass": "returns a value of type NoneType, not a ConfigDict: let it return",
+    "def get_config(arg=''): return {'steps': 3}": "returns a value of type dict, not a ConfigDict",
+    "steps = 3": "defines no function get_config",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", FAULTY)
+def test_a_config_file_at_fault_is_named(text, tmp_path, quick):
+    (file := tmp_path / "mine.py").write_text(text)
+    for program, *flags in (("main.py",), ("main.py", "--config.steps=3"), ("compare.py", "--arms=static")):
+        command = [f"experiments/{program}", f"--config={file}", f"--workdir={tmp_path / 'run'}", *flags]
+        done = forked.run(command, quick)
+        told = done.stderr.splitlines()[-1]
+        assert done.returncode == 1 and told.startswith("Error: "), done.stderr
+        assert f"{file}" in told and FAULTY[text] in told and "Traceback" not in done.stderr
+    with pytest.raises(ValueError, match=re.escape(FAULTY[text])):
+        config.load_file(file)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["main.py", "sft.py"])
+def test_a_config_that_is_not_returned_resumes_no_run(program, tmp_path, quick):
+    (file := tmp_path / "mine.py").write_text("def get_config(arg=''): pass")
+    (run := tmp_path / "run").mkdir()
+    there = config.override(config.load_file("bfcl_tiny"), {"model": "nowhere", "warm_start.steps": 1})
+    (run / "config.json").write_text(config.to_json(there))
+    done = forked.run([f"experiments/{program}", f"--config={file}", f"--workdir={run}"], quick)
+    assert done.returncode == 1 and f"Error: get_config of {file} returns a value of type" in done.stderr
+    assert [path.name for path in run.iterdir()] == ["config.json"]
+    done = forked.run([f"experiments/{program}", f"--workdir={run}"], quick)
+    assert done.returncode == 1 and "Error: nowhere is not a Hugging Face model folder" in done.stderr
+
+
+INTERRUPTED = {
+    "leaderboard": ("comparison.testbed", "load", ["--testbed=a=x"], "out"),
+    "export": ("exports.parquet", "write", ["--to=parquet", "--run=x"], "output"),
+    "plan": ("planning.plan", "table", ["--config=configs/bfcl_tiny.py"], None),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_ends_a_command_without_a_traceback(name, tmp_path, quick):
+    module, function, flags, out = INTERRUPTED[name]
+    statements = (
+        f"import coevolve_jax.{module} as m\ndef stop(*_): raise KeyboardInterrupt\nm.{function} = stop"
+    )
+    if out:
+        flags = [*flags, f"--{out}={tmp_path / 'out'}"]
+    done = forked.run_after(statements, name, tmp_path, quick, *flags)
+    assert done.returncode == 130 and done.stderr.startswith("\nInterrupted"), done.stderr
+    assert done.stderr.count("\n") == 2
+
+
+def test_a_page_that_cannot_be_written_is_told_before_the_tools_are_explored(tmp_path):
+    (file := tmp_path / "file").write_text("mine")
+    done = coevolve("check-tools", "examples/shop.py:Shop", f"--out={file / 'page.html'}")
+    assert done.returncode == 1 and not done.stdout
+    assert (
+        done.stderr
+        == f"Error: --out={file / 'page.html'} lies below {file}, which is a file: choose another.\n"
+    )
+    for path, folder, why in ((file, True, "is a file"), (tmp_path, False, "is a folder")):
+        with pytest.raises(ValueError, match=f"--out={path} {why}: choose another"):
+            config.check_output("out", path, folder=folder)
+    for path, folder in ((file, False), (tmp_path, True), (tmp_path / "new" / "page.html", False)):
+        config.check_output("out", path, folder=folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and file.read_text() == "mine"
 
 
 def test_what_shipped_configs_name_and_is_not_there_says_what_makes_it(tmp_path):

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "rollout.native": ("rollout", "models", "distributed.sharding"),
     "llm": ("types", "event_loop"),
     "explorers.base": ("types", "llm.calls", "llm.prompting"),
-    "synthesis": ("types", "envs.base", "explorers.base"),
+    "synthesis": ("types", "envs.base", "envs.calls", "explorers.base"),
     "explorers": ("types", "explorers.base", "llm"),
     "explorers.policy": ("types", "explorers", "llm", "event_loop", "rollout.engine", "rollout.chat"),
     "explorers.wording": ("types", "explorers", "explorers.policy", "rollout.engine", "rollout.chat"),

@@ -11,7 +11,8 @@ import urllib.parse
 from collections.abc import Callable
 
 # Files that may be requested: a report, its data, and the reports of a comparison's cells that it links to.
-_FILE = re.compile(r"/((?:cells/[\w+=,-][\w.+=,-]*/seed_\d+/)?(?:report\.html|report_data/part_\d+\.js))")
+# A cell's folder may have any name (comparison.plan.Cell), but for those that lead elsewhere.
+_FILE = re.compile(r"/((?:cells/(?!\.\.?/)[^/]+/seed_\d+/)?(?:report\.html|report_data/part_\d+\.js))")
 _SHOWN = ("*.json", "*.jsonl", "trajectories/*.jsonl", "cells/*/*/summary.json",
           "cells/*/*/failure.json", "cells/*/*/report.html", "final/*.json",
           "versions/*/runs/*/metrics.jsonl")  # fmt: skip

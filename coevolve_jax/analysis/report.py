@@ -2,11 +2,13 @@
 
 python -m coevolve_jax.analysis.report FOLDER          one page, to open from disk
 python -m coevolve_jax.analysis.report FOLDER --live   serves it on this machine and keeps it up to date
+python -m coevolve_jax.analysis.report FOLDER --out=PAGE.html   writes it elsewhere, for a folder of others
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
 import os
 import pathlib
@@ -22,14 +24,22 @@ from coevolve_jax.analysis.run_view import run_view
 from coevolve_jax.harness.campaign import Campaign
 
 
-def write_report(workdir: str | os.PathLike, live: bool = False) -> pathlib.Path:
-    """Writes workdir/report.html and returns its path. Raises what `load_run` raises.
+def write_report(
+    workdir: str | os.PathLike, live: bool = False, out: str | os.PathLike | None = None
+) -> pathlib.Path:
+    """Writes the page and returns its path. Raises what `load_run` raises, and ValueError for a warm start.
 
     workdir: a run's, or the folder of a comparison or a campaign. live: the page is served and follows it.
+    out: the page, whose folder must exist; None: workdir/report.html.
     """
-    path = pathlib.Path(workdir) / "report.html"
+    path = pathlib.Path(workdir) / "report.html" if out is None else pathlib.Path(out)
+    if (pathlib.Path(workdir) / "sft.jsonl").is_file():
+        raise ValueError(
+            f"{workdir} holds a warm start, which has no report: read its sft.jsonl and summary.json, or "
+            f"begin a run with --config.model={pathlib.Path(workdir) / 'policy'}."
+        )
     if is_campaign(workdir):
-        write_page(path, *campaign_view(Campaign(path.parent)), live)
+        write_page(path, *campaign_view(Campaign(pathlib.Path(workdir))), live)
     elif is_comparison(workdir):
         write_page(path, comparison_view(load_comparison(workdir)), [], live)
     else:
@@ -46,6 +56,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("folder", help="workdir of a run, or folder of a comparison or a campaign")
     parser.add_argument("--live", action="store_true", help="serve the page and follow a run under way")
     parser.add_argument("--port", type=int, default=8765, help="for --live (default: %(default)s; 0: any)")
+    parser.add_argument("--out", help="the page (default: report.html in the folder)")
     parser.error = lambda message: sys.exit(f"Error: {message}.")
     given = parser.parse_args(arguments)
     try:
@@ -55,12 +66,21 @@ def main(arguments: list[str]) -> None:
                 f"{given.folder} holds neither a run nor a comparison nor a campaign: give the workdir of a "
                 "run that has begun."
             )
-        path = write_report(given.folder, given.live)
+        if given.live and given.out:
+            raise ValueError(f"--out={given.out} is for a page on disk: leave it or --live out.")
+        out = pathlib.Path(given.out or pathlib.Path(given.folder) / "report.html")
+        if given.out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        if out.parent.is_dir() and not os.access(out.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{out}")
+        path = write_report(given.folder, given.live, out)
         sys.stdout.write(f"{path}\n")
         if given.live:
             live.serve(pathlib.Path(given.folder), lambda: write_report(given.folder, live=True), given.port)
     except (FileNotFoundError, ValueError) as error:
         sys.exit(str(error))
+    except OSError as error:
+        sys.exit(f"{error.filename} cannot be used ({error.strerror}): --out=FILE writes the page elsewhere.")
     except KeyboardInterrupt:
         pass
 

@@ -69,8 +69,7 @@ def write(
     Returns their number and the digest. A bundle in `target` is replaced; what stays equal keeps its bytes.
     Raises ValueError where `target` holds something else, cannot be written, or no cell has a result.
     """
-    if target.exists() and any(target.iterdir()) and not (target / "bundle.json").exists():
-        raise ValueError(f"{target} is not empty and holds no bundle: choose another --bundle.")
+    check_target(target)
     contents: dict[str, bytes] = {}
     listed = []
     for cell in cells:
@@ -100,6 +99,13 @@ def write(
             f"{target} cannot be a bundle ({error.strerror}: {error.filename}): choose another --bundle."
         ) from None
     return len(listed), made["digest"]
+
+
+def check_target(target: Path) -> None:
+    """Raises ValueError where no bundle can be written to the folder `target`."""
+    configs.check_output("bundle", target, folder=True)
+    if target.exists() and any(target.iterdir()) and not (target / "bundle.json").exists():
+        raise ValueError(f"{target} is not empty and holds no bundle: choose another --bundle.")
 
 
 def _digest(made: Mapping[str, Any]) -> str:

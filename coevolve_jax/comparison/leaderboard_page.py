@@ -78,16 +78,18 @@ def _testbed(b: Board) -> list[str]:
     samples = evaluation.get("last_rollouts") or evaluation["num_rollouts"]
     rollouts = config.get("budget", {}).get("rollouts")
     budget = f"{rollouts:,} training rollouts" if rollouts else f"{config['steps']} steps"
+    reads, day, commit = map(
+        _plain, (plan["reads"], plan.get("date", "an unknown day"), plan.get("commit") or "unknown")
+    )
     metric = METRICS[primary(b.testbed)].name
     title = f"{b.testbed.name}: each arm's mean, with its interval against random"
     count = sum(r["method"].partition("+")[0] not in CONTROLS and r["lo"] is not None for r in b.rows)
     error = f"{100 * b.sd:.1f} points ({b.df} degrees of freedom)" if b.df > 0 else "not known"
     return [
         f"## {b.testbed.name}",
-        f"Budget: {budget} a run. {len(seeds)} seeds ({', '.join(map(str, seeds))}), {plan['reads']} split, "
+        f"Budget: {budget} a run. {len(seeds)} seeds ({', '.join(map(str, seeds))}), {reads} split, "
         f"{samples} rollouts per held-out task at the end. Measure: {metric}. Error of a run, pooled over "
-        f"arms: {error}. Planned on {plan.get('date', 'an unknown day')}, commit "
-        f"{plan.get('commit') or 'unknown'}.",
+        f"arms: {error}. Planned on {day}, commit {commit}.",
         f"![{title}](leaderboard/{b.testbed.name}.svg)",
         _table(
             ["rank", "method", "mark", "macro success" if "macro" in metric else "success",
@@ -125,7 +127,7 @@ def _testbed(b: Board) -> list[str]:
             [[_name(r["method"]), *(_percent(b.by_seed[r["method"]].get(s)) for s in seeds)] for r in b.rows],
         ),
         "### Still to come, and caveats",
-        "\n".join(f"* {line}" for line in [*b.said, *_joined(plan)]) or "* Nothing.",
+        "\n".join(f"* {line}" for line in [*map(_plain, b.said), *_joined(plan)]) or "* Nothing.",
     ]  # fmt: skip
 
 
@@ -223,7 +225,7 @@ def _name(method: str) -> str:
 
 def _plain(text: str) -> str:
     """Text of others as Markdown that is no markup."""
-    return html.escape(" ".join(str(text).split())).replace("|", "&#124;").replace("[", "&#91;")
+    return html.escape(" ".join(str(text).split()), quote=False).replace("|", "&#124;").replace("[", "&#91;")
 
 
 def _percent(value: float | None) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +49,8 @@ class Cell(NamedTuple):
 
 # Begins the name of a folder in which cells are checked before they move in (bundle.join).
 JOINING = ".join-"
-LEFT = (JOINING, "plan.json.tmp")  # what a kill may leave in a folder without a plan
+LOCK = "lock_"  # begins the name of a part's lock
+LEFT = (JOINING, LOCK, "plan.json.tmp")  # what a kill or a refusal may leave in a folder without a plan
 
 
 def _text(value: Any) -> str:
@@ -75,8 +78,11 @@ def cells(
     ]
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Parses "0:5" (0 to 4) or "0,3,7". Raises ValueError for anything else, and for a repeated seed."""
+def parse_seeds(text: str, flag: str = "seeds") -> list[int]:
+    """Parses "0:5" (0 to 4) or "0,3,7". Raises ValueError for anything else, and for a repeated seed.
+
+    flag: the one that has the text, for the error.
+    """
     try:
         if ":" in text:
             first, last = text.split(":")
@@ -85,10 +91,10 @@ def parse_seeds(text: str) -> list[int]:
             seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(
-            f"--seeds={text!r} is neither a range such as 0:5 nor a list such as 0,3,7."
+            f"--{flag}={text!r} is neither a range such as 0:5 nor a list such as 0,3,7."
         ) from None
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds={text!r} must name at least one seed, none below 0 and none twice.")
+        raise ValueError(f"--{flag}={text!r} must name at least one seed, none below 0 and none twice.")
     return seeds
 
 
@@ -100,10 +106,20 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+def by_key(flag: str, texts: Iterable[str]) -> dict[str, str]:
+    """Splits texts KEY=VALUE of a flag. Raises ValueError for a key that is named twice."""
+    found: dict[str, str] = {}
+    for key, _, value in (text.partition("=") for text in texts):
+        if key in found:
+            raise ValueError(f"--{flag} names {key} twice ({found[key]!r} and {value!r}): name a key once.")
+        found[key] = value
+    return found
+
+
 def with_values(config: ConfigDict, texts: Iterable[str]) -> ConfigDict:
-    """The config with the values of texts KEY=VALUE. Raises ValueError as `parse_value`."""
-    changes = {key: value for key, _, value in (text.partition("=") for text in texts)}
-    return configs.override(config, {key: parse_value(config, key, value) for key, value in changes.items()})
+    """The config with the values of --set=KEY=VALUE. Raises ValueError as `by_key` and `parse_value`."""
+    changes = by_key("set", texts).items()
+    return configs.override(config, {key: parse_value(config, key, value) for key, value in changes})
 
 
 def parse_value(config: ConfigDict, key: str, text: str) -> Any:
@@ -142,11 +158,14 @@ def _literal(text: str) -> Any:
 
 
 def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Makes settings from texts such as "evolution.every=2,5,10": all combinations of their values."""
-    axes = []
-    for text in texts:
-        key, _, values = text.partition("=")
-        axes.append([(key, parse_value(config, key, value)) for value in values.split(",")])
+    """Makes settings from texts such as "evolution.every=2,5,10": all combinations of their values.
+
+    Raises ValueError for a key that is named twice, and as `parse_value`.
+    """
+    axes = [
+        [(key, parse_value(config, key, value)) for value in values.split(",")]
+        for key, values in by_key("grid", texts).items()
+    ]
     return _distinct(dict(point) for point in itertools.product(*axes))
 
 
@@ -160,14 +179,13 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
 
     texts: such as "learner.learning_rate=1e-4:1e-3:log". Values are spread evenly, with :log in the
     logarithm. They are rounded to 4 significant digits, or to an integer where the config has one. Raises
-    ValueError for a text that is no such range.
+    ValueError for a text that is no such range, and for a key that is named twice.
     """
     import numpy as np
     from scipy.stats import qmc
 
     axes = []
-    for text in texts:
-        key, _, span = text.partition("=")
+    for key, span in by_key("search", texts).items():
         try:
             low, high, *how = span.split(":")
             axes.append((key, float(low), float(high), how == ["log"]))
@@ -176,8 +194,8 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
                 raise ValueError("no such range")
         except ValueError:
             raise ValueError(
-                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log, the lower end "
-                "first, and above 0 with :log."
+                f"--search={f'{key}={span}'!r} is no range such as learner.learning_rate=1e-4:1e-3:log, the "
+                "lower end first, and above 0 with :log."
             ) from None
     points = qmc.LatinHypercube(len(axes), rng=np.random.default_rng(seed)).random(samples)
     settings = []
@@ -406,9 +424,20 @@ def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The plan in a folder as it stands there; None where there is none."""
+    """The plan in a folder as it stands there; None where there is none.
+
+    Raises ValueError, which names the file, where it holds no plan.
+    """
     path = folder / "plan.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): restore it, or name another folder.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no plan: restore it, or name another folder.")
+    return found
 
 
 def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -416,11 +445,10 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Raises ValueError for a plan of another config, and for files without a plan.
     """
-    path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # tuples become lists, as in the file
-    if path.exists():
-        theirs = json.loads(path.read_text())
+    plan = json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    if (theirs := read(folder)) is not None:
         if "config" not in theirs:
-            raise ValueError(f"{path} names no config: choose another --workdir.")
+            raise ValueError(f"{folder / 'plan.json'} names no config: choose another --workdir.")
         theirs["config"] = configs.numbers(configs.filled(configs.renamed(theirs["config"])))
         if theirs["config"] != plan["config"]:
             raise ValueError(
@@ -442,6 +470,32 @@ def write(folder: Path, plan: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "plan.json", json.dumps(plan, indent=1))
     except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
-        ) from None
+        raise _no_workdir(folder, error) from None
+
+
+@contextmanager
+def claimed(folder: Path, index: int, count: int) -> Iterator[None]:
+    """Keeps other processes out of a part of the comparison while the block runs (`parse_shard`).
+
+    Raises ValueError where another process has the part, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / f"{LOCK}{index}_{count}", "w")
+    except OSError as error:
+        raise _no_workdir(folder, error) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process runs the comparison in {folder}: wait for its end, or choose another "
+                "--workdir."
+            ) from None
+        yield
+
+
+def _no_workdir(folder: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"{folder} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
+    )

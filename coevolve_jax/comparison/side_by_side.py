@@ -61,16 +61,18 @@ def run_side_by_side(
 
     A process that was killed, or asked to end by another, is started once more.
 
-    If this process is asked to end (`preemption.handle_signals`), so are the processes under way. Raises
-    Preempted when they have saved.
+    If this process is asked to end (`preemption.handle_signals`) or interrupted (Ctrl-C), so are the
+    processes under way, and no other begins. Raises Preempted or KeyboardInterrupt when they have saved.
     """
     failures: list[Failure] = []
-    running: set[subprocess.Popen] = set()
+    running, ended = set[subprocess.Popen](), threading.Event()
     environment = {**_gpu_memory(jobs), **(defaults or {}), **os.environ}
     with ThreadPoolExecutor(
         jobs, initializer=_take_cores, initargs=(_shares(jobs), threading.Lock())
     ) as threads:
-        begin = lambda works: {threads.submit(_run, work, environment, running): work for work in works}
+        begin = lambda works: {
+            threads.submit(_run, work, environment, running, ended): work for work in works
+        }
         waiting: dict[Future[Failure | None], Work] = begin(works)
         try:
             while waiting:
@@ -78,10 +80,11 @@ def run_side_by_side(
                     future = next(as_completed(waiting))
                 work, failure = waiting.pop(future), future.result()
                 failures += [failure] if failure else []
-                for ended in [work, *(_after(work) if failure else [])]:
-                    on_done(ended, failure)
+                for each in [work, *(_after(work) if failure else [])]:
+                    on_done(each, failure)
                 waiting |= begin([] if failure else work.then)
-        except preemption.Preempted:
+        except (preemption.Preempted, KeyboardInterrupt):
+            ended.set()
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 # Not SIGTERM: the runs may have had one already, and a second would end them unsaved.
@@ -117,12 +120,17 @@ def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
         os.sched_setaffinity(0, mine)
 
 
-def _run(work: Work, environment: Mapping[str, str], running: set[subprocess.Popen]) -> Failure | None:
+def _run(
+    work: Work,
+    environment: Mapping[str, str],
+    running: set[subprocess.Popen],
+    ended: threading.Event,
+) -> Failure | None:
     """Runs a work to its end, or waits for a process that does."""
-    status = -1
-    while not preemption.asked():
+    status, asked = -1, lambda: ended.is_set() or preemption.asked()
+    while not asked():
         if work.elsewhere and work.elsewhere():
-            while work.elsewhere() and not preemption.asked():
+            while work.elsewhere() and not asked():
                 time.sleep(PAUSE)
             if work.done(0):
                 return None
@@ -130,7 +138,7 @@ def _run(work: Work, environment: Mapping[str, str], running: set[subprocess.Pop
             work.prepare()
         except ValueError as error:
             return Failure(work.name, str(error), work.log)
-        status = _process(work, environment, running)
+        status = _process(work, environment, running, asked)
         if work.done(status) or (work.elsewhere and work.done(0)):  # another one may have been faster
             return None
         if not (work.elsewhere and work.elsewhere()):
@@ -141,17 +149,22 @@ def _run(work: Work, environment: Mapping[str, str], running: set[subprocess.Pop
     return Failure(work.name, f"exit status {status}: {why}", work.log)
 
 
-def _process(work: Work, environment: Mapping[str, str], running: set[subprocess.Popen]) -> int:
+def _process(
+    work: Work,
+    environment: Mapping[str, str],
+    running: set[subprocess.Popen],
+    asked: Callable[[], bool],
+) -> int:
     """The exit status of a work's process. One that alone was killed or asked to end is tried once more."""
     status = -1
     for _ in range(2):
         with open(work.log, "ab") as output:
             process = subprocess.Popen(work.command, stdout=output, stderr=subprocess.STDOUT, env=environment)
             running.add(process)
-            if preemption.asked():
+            if asked():
                 process.send_signal(signal.SIGUSR1)
             status = process.wait()
             running.remove(process)
-        if preemption.asked() or (status >= 0 and status != preemption.STATUS):
+        if asked() or (status >= 0 and status != preemption.STATUS):
             break
     return status

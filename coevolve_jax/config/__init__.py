@@ -4,7 +4,7 @@ A config file defines `get_config(arg) -> ConfigDict`. It starts from `defaults`
 it changes.
 """
 
-from coevolve_jax.config.command_line import check_new_file, parse_flags
+from coevolve_jax.config.command_line import check_new_file, check_output, parse_flags
 from coevolve_jax.config.loading import (
     defaults,
     find,
@@ -42,7 +42,7 @@ from coevolve_jax.config.recorded import (
 from coevolve_jax.config.rules import check, check_evolution, check_several_runs, check_values
 
 __all__ = [
-    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file",
+    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_output",
     "check_several_runs", "check_values", "defaults", "difference", "digest", "explorer", "filled", "find",
     "harness", "harness_model", "inherit", "load_file", "needs", "numbers", "of_run", "override",
     "own_source", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "server", "strategy",

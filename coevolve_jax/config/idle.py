@@ -244,6 +244,16 @@ RULES = (
         "config.evolution.validate is False",
     ),
     Rule(
+        {"explorer.calibration": (0,)},
+        lambda r: r.config.explorer.get("validator") == "scripted",
+        "config.explorer.validator is scripted, and the rules have no opinion on a proposal",
+    ),
+    Rule(
+        {"explorer.solve": ()},
+        lambda r: r.config.explorer.get("explorer") == "scripted",
+        "config.explorer.explorer is scripted, and the rules read no user's words",
+    ),
+    Rule(
         {"evaluation.num_rollouts": (), "evaluation.last_rollouts": ()},
         lambda r: r.config.evaluation.temperature == 0,
         "config.evaluation.temperature is 0, so the rollouts of a task are alike",

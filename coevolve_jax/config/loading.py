@@ -14,6 +14,8 @@ from coevolve_jax import shipped
 from coevolve_jax.config import keys, methods
 from coevolve_jax.config.kinds import Key
 
+NO_CONFIG = "get_config of {} returns a value of type {}, not a ConfigDict: let it return the config."
+
 
 def defaults(strategy: str = keys.STRATEGY["name"], explorer: str = keys.EXPLORER["name"]) -> ConfigDict:
     """A config with every key of keys.py at its default, and this strategy's and explorer's own settings."""
@@ -69,14 +71,31 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
 
 
 def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
-    """The config of a config file, as --config=PATH:ARG gives it. path: also the name of a shipped one."""
+    """The config of a config file, as --config=PATH:ARG gives it. path: also the name of a shipped one.
+
+    Raises ValueError, which names the file, where it is no Python, lacks a package, or gives no config.
+    Other errors of its own code stay as they are.
+    """
     path = shipped.config_file(path)
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise ValueError(f"{path} is no Python file: name one that defines get_config.")
     loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded.get_config(arg)
+    try:
+        spec.loader.exec_module(loaded)
+        if not hasattr(loaded, "get_config"):
+            raise ValueError(f"{path} defines no function get_config: name a file that does.")
+        found = loaded.get_config(arg)
+    except (SyntaxError, ImportError) as error:
+        raise ValueError(f"{path} cannot be loaded ({error}): mend it, or name another file.") from None
+    return checked(path, found)
+
+
+def checked(path: str | os.PathLike, found: Any) -> ConfigDict:
+    """Returns what a config file's get_config gave. Raises ValueError, with the file, if it is no config."""
+    if not isinstance(found, ConfigDict):
+        raise ValueError(NO_CONFIG.format(path, type(found).__name__))
+    return found
 
 
 def inherit(file: str, name: str, arg: str) -> ConfigDict:

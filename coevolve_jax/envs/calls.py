@@ -47,6 +47,17 @@ def signatures(docs: Sequence[Mapping]) -> dict[str, Signature]:
     }
 
 
+def defaults(docs: Sequence[Mapping]) -> dict[str, dict[str, Any]]:
+    """Values that tools take for parameters left out, by tool and parameter, from the schemas of `tools`."""
+    found: dict[str, dict[str, Any]] = {}
+    for function in (doc["function"] for doc in docs):
+        takes = function.get("parameters", {})
+        properties, required = takes.get("properties", {}), takes.get("required", ())
+        said = {k: p for k, p in properties.items() if isinstance(p, Mapping) and "default" in p}
+        found[function["name"]] = {k: p["default"] for k, p in said.items() if k not in required}
+    return found
+
+
 def bind(call: Call, allowed: Mapping[str, Signature]) -> dict:
     """Returns a call's arguments as plain JSON values. ValueError says in a sentence what is wrong."""
     name = call.name if isinstance(call.name, str) else ""

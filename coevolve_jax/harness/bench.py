@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +69,12 @@ class Row(NamedTuple):
     lost: float
     regained: float
     runs: int
+
+
+def check_names(flag: str, given: Sequence[str], known: Collection[str]) -> None:
+    """Raises ValueError where a flag names nothing, or something unknown."""
+    if wrong := next((repr(name) for name in given if name not in known), "" if given else "nothing"):
+        raise ValueError(f"--{flag} names {wrong}: use some of {', '.join(known)}.")
 
 
 def success(store: Store, folder: Path, name: str, config: ConfigDict, seeds: Sequence[int]) -> float:

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax import config as configs
 from coevolve_jax import shipped
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.harness import modules
@@ -382,21 +383,20 @@ class Campaign:
 def begin(folder: Path, plan: Mapping[str, Any]) -> Campaign:
     """Makes the folder, or recognises it as this plan's.
 
-    plan: values that JSON can hold. Those under "told" (command, jobs, machine, date) may differ from the
-      first time; they are kept as they were.
+    plan: values that JSON can hold: "config", and "told" (command, jobs, machine, date). The latter may
+      differ from the first time; they are kept as they were.
 
-    Raises ValueError if the folder holds another campaign or something else, or if the package is missing
-    that reads the formulas of skills and diagnostics.
+    Raises ValueError if the folder holds another campaign (with the first key that differs) or something
+    else, or if the package is missing that reads the formulas of skills and diagnostics.
     """
     expressions.check_installed()
     campaign, path = Campaign(folder), folder / "campaign.json"
     if path.exists():
-        theirs, ours = ({**p, "told": None} for p in (campaign.plan(), json.loads(json.dumps(plan))))
+        theirs, ours = campaign.plan()["config"], json.loads(json.dumps(plan["config"]))
         if theirs != ours:
-            key = next(k for k in sorted({*theirs, *ours}) if theirs.get(k) != ours.get(k))
             raise ValueError(
-                f"{folder} holds another campaign ({key!r} differs): choose another --workdir, or give its "
-                "own settings."
+                f"{folder} holds another campaign ({configs.difference(theirs, ours)}): choose another "
+                "--workdir, or give its own settings."
             )
         return campaign
     left = lambda p: p.name == "lock" or p.name.startswith(".campaign.json.")  # by a kill

@@ -94,8 +94,7 @@ def open_test(
     last = _last_opened(evolution)
     if before and own.items() <= last.items():
         return _note(evolution, last)  # the same command goes on
-    if shared := sorted(set(fresh) & set(evolution.settings.seeds)):
-        raise ValueError(f"--final_seeds names {shared[0]}, a seed of the campaign: name fresh ones.")
+    check_fresh("final_seeds", fresh, evolution.settings.seeds)
     if (before or noted) and not reopen:
         raise ValueError(
             f"{before[-1] if before else store.openings(TEST_SEED, test)} says that the test was read "
@@ -108,6 +107,12 @@ def open_test(
     row = {**own, **opened, "number": number}
     campaign.write_final(name, row)
     _note(evolution, row)
+
+
+def check_fresh(flag: str, fresh: Iterable[int], seeds: Iterable[int]) -> None:
+    """Raises ValueError where a flag's fresh seeds have one of a campaign's own."""
+    if shared := sorted({*fresh} & {*seeds}):
+        raise ValueError(f"--{flag} names {shared[0]}, a seed of the campaign: name fresh ones.")
 
 
 def openings(evolution: Evolution) -> list[dict[str, Any]]:

@@ -56,11 +56,7 @@ class Parts:
     ):
         self._campaign, self._store, self._versions, self._say = campaign, store, versions, say
         self._settings = config.harness
-        self._module = names.module(
-            "harness.proposers", self._settings.proposer, "harness.proposer", ["make"]
-        )
-        self._rules = _rules(self._module)
-        self.proposer = self._module.make(config)
+        self._module, self._rules, self.proposer = proposer_of(config)
         self.failed: dict[tuple[str, str], str] = {}
 
     @contextmanager
@@ -337,6 +333,15 @@ class Parts:
         given = invent(history, version, rng_for(self._settings.seed, "invent", int(version[1:])))
         known = [*history.diagnostics, *diagnostics.STEPS]
         return checked(given, known, history.names(version), self._say)
+
+
+def proposer_of(config: ConfigDict) -> tuple[ModuleType, tuple[str, ...], Any]:
+    """Returns the module that config.harness.proposer names, the rules that it sets, and its proposer.
+
+    Raises ValueError where there is no such module, its rules could not judge, or it cannot propose here.
+    """
+    module = names.module("harness.proposers", config.harness.proposer, "harness.proposer", ["make"])
+    return module, _rules(module), module.make(config)
 
 
 def _rules(module: ModuleType) -> tuple[str, ...]:

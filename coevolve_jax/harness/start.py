@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.envs.family import load
+from coevolve_jax.harness import levers
 
 RECORDED = {"logging.rollouts_every": 1, "logging.evaluations": True}  # whole groups are kept on disk
 
@@ -44,15 +45,27 @@ def _check_sealed(config: ConfigDict) -> None:
 
 
 def settled(config: ConfigDict) -> ConfigDict:
-    """The config of v000 with all that no lever may move by accident.
+    """The config of v000 with all that no lever may move by accident, after every check of it.
 
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
-    Raises ValueError where training or the evaluation would read the test split, for held-out queries, and
-    where all runs would share one folder of checkpoints or of weights.
+    Raises ValueError, in one sentence, where the config has no section `harness`, could not run (as
+    `train.train`), names no seeds or an
+    unknown lever. Raises it too where training or the evaluation would read the
+    test split, for held-out queries, and where all runs would share one folder of checkpoints or of weights.
     """
     c = config
+    if "harness" not in c:
+        raise ValueError("The config has no section harness: start from configs/bfcl_harness.py.")
+    configs.check(c)
+    configs.check_evolution(c)
     configs.check_several_runs(c)
+    seeds = c.harness.seeds
+    if not seeds or min(seeds) < 0 or len({*seeds}) < len(seeds):
+        raise ValueError(
+            f"config.harness.seeds is {seeds}: it must name at least one seed, none below 0 and none twice."
+        )
+    levers.table(c)
     _check_sealed(c)
     if c.evaluation.queries:
         raise ValueError(
@@ -72,9 +85,10 @@ def shared(config: ConfigDict, given: Collection[str]) -> str:
     if not limits:
         return ""
     told = " and ".join(f"config.rollout.{key} ({config.rollout[key]})" for key in limits)
+    own = " and ".join(f"--config.evaluation.{key}" for key in limits)
     return (
-        f"The evaluation has no limit of its own beside {told}, so it keeps this one in all versions, and no "
-        f"lever can mend it there: for a limit of training alone give --config.evaluation.{limits[0]} too."
+        f"The evaluation has no limit of its own beside {told}, so it keeps the same in all versions, and no "
+        f"lever can mend it there: for training alone give {own} too."
     )
 
 

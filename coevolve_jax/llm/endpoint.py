@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.llm.answers import Fault
 from coevolve_jax.llm.prompting import whole
-from coevolve_jax.llm.served import listed
+from coevolve_jax.llm.served import address, listed
 
 # Worth another attempt. None of them is an answer of the model, so none is cached.
 AGAIN = ("unreachable", "deadline", "rate_limited", "server_error", "no_choices", "given_up")
@@ -112,9 +113,7 @@ class Endpoint:
             api_key=self._key or "none",  # the library wants a key, even for a server without keys
             max_retries=0,  # _persist retries
             timeout=c.timeout,
-            http_client=httpx2.AsyncClient(
-                transport=_Bounded(c.max_bytes), headers={"Accept-Encoding": "identity"}
-            ),
+            http_client=_http(c.base_url, c.max_bytes),
         )
 
     def _without_key(self, text: str) -> str:
@@ -189,27 +188,42 @@ class _TooLarge(Exception):
     pass
 
 
-class _Bounded(httpx2.AsyncBaseTransport):
-    """The usual transport, but it raises _TooLarge for answers of more than `most` bytes."""
+def _http(base_url: str, most: int) -> httpx2.AsyncClient:
+    """Makes a client that raises _TooLarge for answers of more than `most` bytes.
 
-    def __init__(self, most: int):
-        self._most, self._inner = most, httpx2.AsyncHTTPTransport()
+    It uses the environment's proxies, but none for a server on this machine. Raises ValueError for a proxy
+    that cannot be used. The message does not repeat its address, which may hold a password.
+    """
+    # With a transport given, the client does not look for proxies.
+    direct = httpx2.AsyncHTTPTransport() if _is_local(base_url) else None
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._inner.handle_async_request(request)
+    async def bounded(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":  # it may unpack to any size
-            await response.aclose()
             raise _TooLarge
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        return httpx2.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=_BoundedStream(response.stream, self._most),
-            extensions=response.extensions,
-        )
+        response.stream = _BoundedStream(response.stream, most)
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+    try:
+        return httpx2.AsyncClient(
+            transport=direct,
+            headers={"Accept-Encoding": "identity"},
+            event_hooks={"response": [bounded]},
+        )
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise ValueError(
+            f"{address(base_url)!r} cannot be asked through the proxy of the environment variable "
+            f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY ({type(error).__name__}): name one that begins with "
+            "http:// or https://, install socksio for one with socks5://, or unset the variable."
+        ) from None
+
+
+def _is_local(base_url: str) -> bool:
+    host = httpx2.URL(base_url).host
+    try:
+        ip = ipaddress.ip_address(host)
+        return ip.is_loopback or ip.is_unspecified
+    except ValueError:
+        return host == "localhost"
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

@@ -81,6 +81,11 @@ def json_line(row: dict) -> str:
     return ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def visible(text: str) -> str:
+    """Leaves out the characters that a terminal would obey, except new lines and tabs."""
+    return CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else "", text)
+
+
 def line(text: str) -> str:
     """Puts a model's or a user's words into one line, so that they cannot pass for a part of the prompt.
 

@@ -14,8 +14,16 @@ from tqdm import tqdm
 
 from coevolve_jax import build
 from coevolve_jax.build import Policy
+from coevolve_jax.envs.base import canonical
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.loop.initial import explore, held_out_tasks, leak_guard, read_tasks, task_pool
+from coevolve_jax.loop.initial import (
+    EVALUATION_SCENARIO,
+    explore,
+    held_out_tasks,
+    leak_guard,
+    read_tasks,
+    task_pool,
+)
 from coevolve_jax.records.files import write_lines, write_text
 from coevolve_jax.records.workdir import MADE
 from coevolve_jax.rollout.engine import Engine
@@ -61,7 +69,11 @@ def make_tasks(
         guarded = synthesizer(leak_guard(c, held_out))
         refused = Counter[str]()
         if c.warm_start.source:
-            refused.update(why for task in given_tasks(c) if (why := guarded.add(tasks, task)[0]))
+            apart = build.evaluation_scenarios(c)
+            for task in given_tasks(c):
+                elsewhere = canonical(task.scenario) not in apart
+                refusal = guarded.add(tasks, task)[0] if elsewhere else EVALUATION_SCENARIO
+                refused.update([refusal] if refusal else [])
         else:
             explore(guarded, tasks, build.scenarios(c), c.warm_start.tasks, "warm_start", c.seed)
     made = {"refused": dict(refused), "costs": dict(roles.costs or {})}

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from coevolve_jax import build, names
 from coevolve_jax import config as configs
+from coevolve_jax.envs.base import canonical
 from coevolve_jax.explorers.base import Answers
 from coevolve_jax.loop.evaluate import evaluate_held_out
 from coevolve_jax.loop.state import RunState
@@ -29,6 +30,8 @@ from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Sy
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute, with_patterns
 from coevolve_jax.types import QUERY, Lineage, Outcome, Task
+
+EVALUATION_SCENARIO = "evaluation_scenario"  # refusal of a task from a file
 
 
 def check_start(config: ConfigDict, scenarios: Sequence[Task], fresh: bool) -> None:
@@ -215,16 +218,18 @@ def tasks_from_file(
 ) -> SynthesisStats:
     """Adds the good tasks of a tasks.jsonl as D_0.
 
-    A task is good if it still reproduces, fits into a rollout, and is near no evaluation task.
+    A task is good if it still reproduces, fits into a rollout, is near no evaluation task, and is not in a
+    scenario of the evaluation ("evaluation_scenario").
 
     Raises ValueError for a file without tasks, tasks of another environment, or fewer good tasks than a batch
     needs.
     """
     found, action_pattern = read_tasks(config, path, "data.initial_file"), build.family(config).action_pattern
-    stats = SynthesisStats(proposed=len(found))
+    stats, apart = SynthesisStats(proposed=len(found)), build.evaluation_scenarios(config)
     for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage.from_file(task.lineage))
-        refusal = _fault(renamed, *run, synthesizer)
+        refusal = EVALUATION_SCENARIO if canonical(task.scenario) in apart else None
+        refusal = refusal or _fault(renamed, *run, synthesizer)
         refusal = refusal or synthesizer.add(tasks, with_patterns(renamed, action_pattern))[0]
         stats.refused.update([refusal] if refusal else [])
     stats.added = stats.accepted = len(tasks)
@@ -284,4 +289,5 @@ def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
         embed=names.function(model, "data.leak_embedding") if model else None,
         embedding_threshold=data.leak_embedding_threshold,
         call_threshold=data.leak_call_threshold,
+        tools=build.family(config).tools,
     )

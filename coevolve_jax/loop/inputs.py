@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -14,6 +14,8 @@ from coevolve_jax.envs.tools import source
 
 WHOLE = 1 << 30  # bytes of a file above which its size and both its ends stand for it
 END = 1 << 26  # bytes of an end
+# Those that a run reads to its end. D_0 is made once.
+LASTING = ("config.model", "config.environment.source", "config.environment.template")
 
 
 def digests(config: ConfigDict) -> dict[str, str]:
@@ -22,15 +24,35 @@ def digests(config: ConfigDict) -> dict[str, str]:
     Of a user's own tools it is the file itself, and not what that imports. A key is absent where its value is
     empty or no path here.
     """
+    return {key: digest(Path(path)) for key, path in _paths(config).items() if path and os.path.exists(path)}
+
+
+def begun_with(config: ConfigDict, found: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
+    """Returns the digests that a run goes on with: those that it began with, else those of today.
+
+    Args:
+      found: `digests` of today.
+      recorded: those that the run began with; {} if it begins now.
+
+    Raises ValueError, which names the path, where one of LASTING has another content than at the beginning.
+    """
+    for key in LASTING:
+        if key in found and found[key] != recorded.get(key, found[key]):
+            raise ValueError(
+                f"{_paths(config)[key]} ({key}) has another content than when this run began: restore it, or "
+                "go on in a fork, which takes it as it is."
+            )
+    return {**found, **recorded}
+
+
+def _paths(config: ConfigDict) -> dict[str, str | os.PathLike]:
     own = config.environment
-    paths = {
-        "model": shipped.folder(config.model),
-        "environment.source": _of_source(own.get("source", "")),
-        "environment.template": own.get("template", ""),
-        "data.initial_file": config.data.initial_file,
+    return {
+        "config.model": shipped.folder(config.model),
+        "config.environment.source": _of_source(own.get("source", "")),
+        "config.environment.template": own.get("template", ""),
+        "config.data.initial_file": config.data.initial_file,
     }
-    there = {key: Path(path) for key, path in paths.items() if path and os.path.exists(path)}
-    return {f"config.{key}": digest(path) for key, path in there.items()}
 
 
 def digest(path: Path) -> str:

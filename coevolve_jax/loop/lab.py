@@ -16,7 +16,7 @@ from coevolve_jax.loop.collect import Roller
 from coevolve_jax.records.costs import EXPLORER
 from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names
-from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer, TooFew
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
@@ -123,6 +123,9 @@ class Laboratory:
             stats = self.synthesizer.synthesize_unguided(
                 pool, scenarios or self.scenarios, request, all_or_none=all_or_none
             )
+        except TooFew as error:
+            self._booked(request, error.stats)
+            raise
         finally:
             self._book_roles()  # also costs that led to no task
         return self._booked(request, stats)

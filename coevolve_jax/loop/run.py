@@ -61,7 +61,7 @@ from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, METRICS, SIGNALS, MetricsWriter
 from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.records.trackers.base import Tracker
-from coevolve_jax.records.workdir import WARM_START, checkpoints, recorded_model
+from coevolve_jax.records.workdir import WARM_START, checkpoints, claimed, recorded_model
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -98,6 +98,31 @@ def restore(config: ConfigDict, learner: Any, workdir: Path) -> tuple[int, Any, 
     return found
 
 
+def finished(config: ConfigDict, workdir: Path) -> dict | None:
+    """Reads the summary of a run that needs nothing more, writes its report and prints its table.
+
+    None if the run has not ended, or if its checkpoint, its policy or a result of its end is not there.
+
+    Raises ValueError as `claimed` does, for a run that has a summary.
+    """
+    if not (workdir / "summary.json").exists():
+        return None
+    with claimed(workdir, config):
+        try:
+            told = json.loads((workdir / "summary.json").read_text())
+            evaluated = told["held_out"]["after"] in read_lines(workdir / "evaluations.jsonl")
+            ours = told["config_digest"] == configs.digest(config)
+            saved = checkpoint.steps(checkpoints(config, workdir))[-1:] == [told["steps"]]
+            table = summary_table(told, workdir)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None  # of a kill or another version: the end is done again
+        if not (evaluated and ours and saved and (workdir / "policy" / "config.json").exists()):
+            return None
+        report.write_report(workdir)
+    print(table)
+    return told
+
+
 class Run:
     """A workdir that is being written to.
 
@@ -127,7 +152,9 @@ class Run:
         path = workdir / FAILURE
         self._failed = json.loads(path.read_text())["step"] if path.exists() else None
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
-        write_lines(workdir / "evaluations.jsonl", state.evaluations)
+        # The rows of a final evaluation, which no checkpoint has, stay until there are new ones.
+        if not (self.ended and (workdir / "summary.json").exists()):
+            write_lines(workdir / "evaluations.jsonl", state.evaluations)
         self._logs.append(EXPLORATIONS, state.initial.explored)  # empty after a resume
         state.initial.explored.clear()
         state.tasks.write(workdir / "tasks.jsonl")

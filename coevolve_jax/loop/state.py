@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from coevolve_jax.records.checkpoint import INPUTS
 from coevolve_jax.records.costs import ROLLOUTS, total
 from coevolve_jax.records.logs import encode
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -33,6 +34,7 @@ class RunState:
       seconds: time by phase.
       pending: the records by `Run.note` of a step whose evolution is not done. The checkpoint's arrays are
         then those after that step's update.
+      inputs: digests of the files that the run began with (loop/inputs.py); {} of a run from before these.
     """
 
     step: int
@@ -45,6 +47,7 @@ class RunState:
     ledger: Counter[str] = dataclasses.field(default_factory=Counter)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     pending: dict[str, Any] | None = None
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def learned(self) -> int:
@@ -68,6 +71,7 @@ class RunState:
             "signals": self.signals,
             "ledger": dict(sorted(self.ledger.items())),
             "seconds": self.seconds,
+            INPUTS: self.inputs,
             **pending,
         }
 
@@ -85,4 +89,5 @@ class RunState:
             ledger=Counter(data["ledger"]),
             seconds=dict(data["seconds"]),
             pending=data.get("pending"),
+            inputs=dict(data.get(INPUTS, {})),
         )

@@ -98,15 +98,19 @@ class Trainer:
         """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole.
 
         Its weights are in the dtype of the master weights. With LoRA they are merged, and the folder adapter/
-        in it holds the adapters alone, for peft.
+        in it holds the adapters alone, for peft. What a killed process left of an export goes: the caller has
+        claimed the workdir.
         """
-        c = self._config.learner
+        c, adapter = self._config.learner, Path(folder) / model_card.ADAPTER
+        if jax.process_index() == 0:
+            for path in (Path(folder), adapter):
+                hf_io.discard_halves(path)
         params = self._learner.policy_to_save(state, c.param_dtype)
         hf_io.save(folder, self._policy.config, params, c.param_dtype)
         if c.lora_rank and jax.process_index() == 0:
             base = str(shipped.folder(self._policy.folder).resolve())  # it is read from anywhere
             adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, base)
-            peft_io.save(Path(folder) / model_card.ADAPTER, self._policy.config, adapters)
+            peft_io.save(adapter, self._policy.config, adapters)
 
     def close(self) -> None:
         """Waits for the last save."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import glob
 import itertools
 import json
 import os
@@ -427,6 +428,12 @@ def folder_beside(path: Path) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def discard_halves(path: Path) -> None:
+    """Deletes what killed processes left of `folder_beside(path)`. No living one may have such a folder."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}-????????"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def save_tensors(tensors: dict[str, np.ndarray], file: Path) -> None:

@@ -111,16 +111,21 @@ def load_model(name: str) -> ModelConfig:
     raise ValueError(f"config.model is {name!r}: neither a folder with a config.json nor one of {known}.")
 
 
-def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
-    """The config's mesh on the topology's devices. fsdp takes what the other axes leave.
+def make_mesh(topology: Topology, sizes: Mapping[str, int], fsdp: int = 0) -> AbstractMesh:
+    """The config's mesh on the topology's devices.
 
-    Raises ValueError where they do not divide the devices.
+    fsdp: that axis; 0: what the other axes leave of the devices. A given one may leave devices unused.
+
+    Raises ValueError where there are too few devices, or the other axes do not divide them.
     """
     others = {axis: sizes.get(axis, 1) for axis in sharding.AXES if axis != "fsdp"}
-    fsdp, rest = divmod(topology.devices, math.prod(others.values()))
-    if rest or not fsdp:
-        named = ", ".join(f"config.mesh.{axis}={size}" for axis, size in others.items())
-        raise ValueError(f"{named} do not divide {topology.devices} devices: choose other sizes.")
+    parts = math.prod(others.values())
+    if parts * fsdp > topology.devices or (not fsdp and topology.devices % parts):
+        axes = others | ({"fsdp": fsdp} if fsdp else {})
+        named = ", ".join(f"config.mesh.{axis}={size}" for axis, size in axes.items())
+        wrong = f"need {parts * fsdp} of" if fsdp else "do not divide"
+        raise ValueError(f"{named} {wrong} {topology.devices} devices: choose other sizes.")
+    fsdp = fsdp or topology.devices // parts
     return AbstractMesh(tuple((others | {"fsdp": fsdp})[axis] for axis in sharding.AXES), sharding.AXES)
 
 
@@ -468,10 +473,13 @@ def _logprobs(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> in
     return 3 * chunk * (c.vocab_size // tensor) * 4 + table * gathered
 
 
-def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int) -> str:
+def table(
+    config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int, fsdp: int = 0
+) -> str:
     """A Markdown table in GB (10**9 bytes) per device, with a line per topology and row length.
 
-    Notes below it name what GPUs need, pages that are too few, and the moments in the host's memory.
+    fsdp: as in `make_mesh`. Notes below it name what GPUs need, pages that are too few, and the moments in
+    the host's memory.
     """
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
@@ -493,7 +501,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         )
     for name in topologies:
         topology = TOPOLOGIES[name]
-        mesh = make_mesh(topology, config.mesh)
+        mesh = make_mesh(topology, config.mesh, fsdp)
         axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
         for length in lengths:
             p = plan(model, learner, mesh, rows=rows, length=length, run=config)
@@ -509,6 +517,6 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
                 "holds a conversation."
             )
         if p.host:
-            each = topology.devices // topology.hosts
+            each = min(topology.devices // topology.hosts, mesh.size)
             notes.append(f"{name}: the moments take {each * p.host / GB:.1f} GB of the memory of each host.")
     return "\n".join([*lines, *(line for note in notes for line in ("", note))])

@@ -27,6 +27,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 DIGEST = "digest"  # the key of a state that names the config of its run
+INPUTS = "inputs"  # the key of a state that names the files that its run reads (loop/inputs.py)
 _ARRAYS, _STATE, _MANIFEST = "arrays", "state.json", "manifest.json"
 _HALF = f"{_MANIFEST}.tmp"  # a manifest that is being written
 _PATIENCE = 6 * 3600  # seconds that writing the arrays may take
@@ -159,14 +160,16 @@ def restore(
 def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
     """Copies a checkpoint into another folder of checkpoints, its manifest last.
 
-    It may be for a run of another config, so the copy's state has no DIGEST.
+    It may be for a run of another config, which begins with the files as they are then. So the copy's state
+    has no DIGEST and no INPUTS.
     """
     source, copied = (epath.Path(folder) / name(step) for folder in (directory, target))
     for path in (*_files(source), source / _MANIFEST):
         place = copied / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         path.copy(place)
-    _replace_state(copied, lambda state: {key: value for key, value in state.items() if key != DIGEST})
+    own = (DIGEST, INPUTS)
+    _replace_state(copied, lambda state: {key: value for key, value in state.items() if key not in own})
 
 
 def steps(directory: epath.PathLike) -> list[int]:

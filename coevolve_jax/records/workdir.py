@@ -24,10 +24,20 @@ LOCK = "lock"
 # A fork that changes one of these may ask another model.
 ANSWERING = {f"explorer.{key}" for key in ("name", "model", "base_url")}
 MODEL = "explorer.json"
-D_0 = ("initial_file", "initial_tasks", "own_tasks")  # keys of config.data that say what D_0 is
+# What a fork takes over was made by these keys, `model`, and all of config.environment but MECHANICAL.
+MADE_BY = {
+    "data": ("initial_file", "initial_tasks", "own_tasks"),  # D_0
+    "evaluation": ("tasks", "balanced_tasks", "balanced_candidates", "queries", "seed"),  # held-out tasks
+}
+MECHANICAL = {
+    "python", "backend", "workers", "call_timeout", "worker_memory", "server_timeout", "server_memory",
+    "server_disk",
+}  # fmt: skip
 FORKED = "forked.json"  # of a fork: the run, step, config and strategy that it goes on from
 WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
 MADE = "made.json"  # in it: which tasks were refused, and what its explorer cost
+# What a kill may leave before there is a run.
+LEFT = (LOCK, "config.json.tmp", f"{MODEL}.tmp")
 # Files that may exist before D_0.
 STARTED = ("config.json", MODEL, "tensorboard", "wandb", "trackio", "weights", "sglang_*.log")
 
@@ -47,10 +57,11 @@ def claim(workdir: Path, config: ConfigDict) -> None:
 def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
     """Does `claim`, and keeps other processes out while the block runs. The lock ends with the process.
 
-    If a start failed before it made D_0 (a mistyped value), the next start may take the workdir.
+    If a start failed before it made D_0 (a mistyped value), the next start may take the workdir. A serving
+    setting that has changed is written down, so that a start by config.json alone keeps it.
 
     Raises ValueError if the workdir belongs to another run or another process is running in it. Also if the
-    workdir or config.checkpoint.folder cannot be made.
+    workdir or config.checkpoint.folder cannot be made, or if that folder lacks the run's checkpoints.
     """
     try:
         _begun(workdir, config)  # raises before anything is made
@@ -74,9 +85,9 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                 "start no second process that writes there.",
                 file=sys.stderr,
             )
-        if not _begun(workdir, config):
-            (workdir / MODEL).unlink(missing_ok=True)  # from a start that failed
-            write_text(workdir / "config.json", configs.to_json(config))
+        begun = _begun(workdir, config)
+        if begun:
+            _check_moved(workdir, config)
         if (folder := config.checkpoint.folder) and "://" not in folder:  # fail now, not at the first save
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
@@ -85,6 +96,10 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                     f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): "
                     "choose another."
                 ) from None
+        if not begun:
+            (workdir / MODEL).unlink(missing_ok=True)  # from a start that failed
+        if not begun or configs.read(workdir) != json.loads(configs.to_json(config)):
+            write_text(workdir / "config.json", configs.to_json(config))
         yield
 
 
@@ -124,7 +139,8 @@ def record_model(workdir: Path, served: Mapping | None) -> None:
 
 def _begun(workdir: Path, config: ConfigDict) -> bool:
     """Whether the workdir already belongs to this config. Raises ValueError if it belongs to another."""
-    there = [path for path in workdir.iterdir() if path.name != LOCK] if workdir.exists() else []
+    inside = workdir.iterdir() if workdir.exists() else ()
+    there = [path for path in inside if path.name not in LEFT]
     if not (workdir / "config.json").exists():
         if there:
             raise ValueError(
@@ -145,6 +161,24 @@ def _begun(workdir: Path, config: ConfigDict) -> bool:
     )
 
 
+def _check_moved(workdir: Path, config: ConfigDict) -> None:
+    """Raises ValueError if config.checkpoint.folder has changed to one without the run's checkpoints."""
+    before, now = checkpoints(configs.of_run(workdir), workdir), checkpoints(config, workdir)
+    if now != before and not checkpoint.steps(now) and checkpoint.steps(before):
+        raise ValueError(
+            f"config.checkpoint.folder is {config.checkpoint.folder!r} and holds no checkpoint of this run, "
+            f"whose checkpoints are in {before}: name that folder, or move them first."
+        )
+
+
+def _made_by(config: ConfigDict) -> dict[str, Any]:
+    """The values, by dotted key, that made what a fork takes over: tasks, worlds and the policy before RL."""
+    plain = json.loads(configs.to_json(config))
+    keys = {**MADE_BY, "environment": plain["environment"].keys() - MECHANICAL}
+    found = {f"{section}.{key}": plain[section][key] for section in keys for key in sorted(keys[section])}
+    return {**found, "model": plain["model"]}
+
+
 def fork(
     run: str | os.PathLike, step: int, workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None
 ) -> ConfigDict:
@@ -161,8 +195,8 @@ def fork(
       the new run's config.
 
     Raises:
-      ValueError: the run, step or key does not exist, a key is of the warm start or made D_0, or workdir is
-        not empty.
+      ValueError: the run, step or key does not exist, or workdir is not empty. Also where a key is of the
+        warm start, or made the tasks, their worlds or the policy before RL, which a fork takes over.
     """
     run, workdir = Path(run), Path(workdir).absolute()
     if workdir.exists() and any(workdir.iterdir()):
@@ -185,12 +219,13 @@ def fork(
             "new run to change it."
         )
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
-    configs.check(config)
-    if changed := [key for key in D_0 if config.data[key] != theirs.data[key]]:
+    before = _made_by(theirs)
+    if changed := [key for key, value in _made_by(config).items() if value != before[key]]:
         raise ValueError(
-            f"config.data.{changed[0]} cannot differ in a fork, whose first tasks are those of {run}: begin "
-            "a new run to change it."
+            f"config.{changed[0]} cannot differ in a fork, whose first tasks, held-out tasks and base policy "
+            f"are those of {run}: begin a new run to change it."
         )
+    configs.check(config)
     # With the same strategy the run's past evolutions count for the fork; with another, only those to come
     # do.
     configs.check_evolution(config, 0 if config.strategy.name == theirs.strategy.name else step)

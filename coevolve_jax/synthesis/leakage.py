@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from coevolve_jax.envs import calls as tool_calls
 from coevolve_jax.envs.base import canonical, features
 from coevolve_jax.synthesis.similarity import (
     Containment,
@@ -18,7 +20,7 @@ from coevolve_jax.synthesis.similarity import (
     calls,
     ngrams,
 )
-from coevolve_jax.types import Task
+from coevolve_jax.types import Call, Task
 
 REASON = "near_evaluation"
 EQUAL = 1 - 1e-6  # the least cosine of equal tasks, with room for float32 rounding
@@ -44,6 +46,8 @@ class LeakGuard:
         embedding  an embedding model's vectors of the queries
         calls      equal calls in equal order
 
+    An argument that says a parameter's default counts as left out, in all of them.
+
     Each measure but "calls" is a similarity up to 1 with a threshold. A task that matches by "calls" is a
     copy, whatever its words and scenario.
 
@@ -60,6 +64,7 @@ class LeakGuard:
         embed: Embed | None = None,
         embedding_threshold: float = 0.0,
         call_threshold: float = 0.0,
+        tools: Callable[[Task], Sequence[dict]] = lambda task: (),
     ):
         """Prepares the comparison.
 
@@ -70,6 +75,7 @@ class LeakGuard:
           embed: the embedding model; None turns "embedding" off.
           embedding_threshold: of "embedding".
           call_threshold: of "arguments"; 0 turns the measure off.
+          tools: task -> function schemas of its tools, which say the defaults (the environment family's).
 
         Raises:
           ValueError: a threshold in use is not within (0, 1].
@@ -86,6 +92,8 @@ class LeakGuard:
                 raise ValueError(
                     f"The leak threshold of {name} is {least}; it is a cosine above 0 and up to 1."
                 )
+        self._tools = tools
+        evaluation_tasks = [self._plain(task) for task in evaluation_tasks]
         self._ids = [t.id for t in evaluation_tasks]
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
         self.similarities = CountCosines(evaluation_tasks, features)
@@ -104,6 +112,7 @@ class LeakGuard:
         A task with the same calls in the same order decides, if there is one (measure "calls"). Otherwise the
         measure with the largest similarity / threshold decides, by its nearest task. Ties go to the first.
         """
+        task = self._plain(task)
         same = self._sequences.get(_sequence(task)) if task.calls else None
         if same is not None:
             return Near("calls", 1.0, same)
@@ -117,6 +126,20 @@ class LeakGuard:
     def check(self, task: Task) -> str | None:
         """Returns None if the task may be trained on, else "near_evaluation"."""
         return REASON if self.refuses(self.nearest(task)) else None
+
+    def _plain(self, task: Task) -> Task:
+        """The task with reference calls that say no default."""
+        if not any(call.arguments for call in task.calls):
+            return task
+        default = tool_calls.defaults(self._tools(task))
+
+        def plain(call: Call) -> Call:
+            left_out = {name: canonical(value) for name, value in default.get(call.name, {}).items()}
+            said = {k: v for k, v in call.arguments.items() if left_out.get(k) != canonical(v)}
+            return dataclasses.replace(call, arguments=said)
+
+        turns = [dataclasses.replace(turn, calls=tuple(map(plain, turn.calls))) for turn in task.turns]
+        return dataclasses.replace(task, turns=tuple(turns))
 
     def _least(self, measure: str) -> float:
         return min(self._thresholds.get(measure, 1.0), EQUAL)

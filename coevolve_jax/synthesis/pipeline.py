@@ -75,6 +75,14 @@ class SynthesisRequest:
     first_id: int = 0
 
 
+class TooFew(ValueError):
+    """Exploration found fewer tasks than were needed. stats: of what it did find."""
+
+    def __init__(self, why: str, stats: SynthesisStats):
+        super().__init__(why)
+        self.stats = stats
+
+
 @dataclasses.dataclass
 class SynthesisStats:
     """Statistics of the proposals.
@@ -242,8 +250,9 @@ class Synthesizer:
           on_added: called after each round with the number of tasks that it added.
 
         Raises:
-          ValueError: there are no scenarios. With all_or_none, too few were found, or the explorer's model
-            answers nothing. The latter is raised after the first round.
+          ValueError: there are no scenarios.
+          TooFew: with all_or_none, too few were found, or the explorer's model answers nothing. The latter is
+            raised after the first round.
         """
         (total, request), fruitless = self._within_capacity(tasks, request), 0
         if not scenarios and request.wanted > 0:
@@ -265,16 +274,16 @@ class Synthesizer:
             on_added(stats.added)
             fruitless = 0 if stats.added else fruitless + 1
             if all_or_none and not stats.proposed and (fruitless == MAX_FRUITLESS or not total.added):
-                self._check_answered(before)
+                if why := self._unanswered(before):
+                    raise TooFew(why, total)
         if all_or_none and total.added < request.wanted:
-            raise ValueError(self._too_few(total, request.wanted))
+            raise TooFew(self._too_few(total, request.wanted), total)
         return total
 
-    def _check_answered(self, before: Counter) -> None:
-        """Raises ValueError if the explorer asks a model and got no answer since its costs were `before`."""
+    def _unanswered(self, before: Counter) -> str:
+        """Says why the explorer's model, if it has one, gave no answer since its costs were `before`."""
         unanswered = self.roles.unanswered
-        if unanswered and (why := unanswered(Counter(self.roles.costs) - before)):
-            raise ValueError(why)
+        return unanswered(Counter(self.roles.costs) - before) if unanswered else ""
 
     def _too_few(self, total: SynthesisStats, wanted: int) -> str:
         costs = self.roles.costs or {}

@@ -233,13 +233,14 @@ class TaskPool:
 
         Raises:
           OSError: the file cannot be read.
-          ValueError: a line is no task, or repeats an id. A task without a record begins with an empty one.
+          ValueError: a line is no task, no UTF-8 even, or repeats an id. A task without a record begins with
+            an empty one.
         """
         pool = cls(max_size, key)
-        with open(path, encoding="utf-8") as f:
+        with open(path, "rb") as f:
             for number, line in enumerate(f, 1):
                 try:
-                    data = json.loads(line)
+                    data = json.loads(line.decode())
                     task, record = Task.from_json(data), Record(**data.get("record", {"born": 0}))
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(

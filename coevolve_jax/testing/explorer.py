@@ -13,8 +13,18 @@ from typing import Any
 import numpy as np
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.explorers.base import Answers, Episode, Exploration, Limits, Proposal, Roles, Shorten
+from coevolve_jax.explorers.base import (
+    Answers,
+    Episode,
+    Exploration,
+    Goal,
+    Limits,
+    Proposal,
+    Roles,
+    Shorten,
+)
 from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.plans import fulfilled
 from coevolve_jax.synthesis.explore import Tools, explore, offered_names, unguided
 from coevolve_jax.synthesis.lineage import Birth
 from coevolve_jax.synthesis.pipeline import run_pipeline
@@ -50,11 +60,12 @@ def check_explorer(
     seed: int = 0,
     deterministic: bool = True,
 ) -> None:
-    """Runs the roles in the real environment, unguided and under signals, and checks all that they return.
+    """Runs the roles in the real environment, unguided, under signals and with plans, and checks all answers.
 
     scenarios: about ten bare ones. In some of them the explorer must find a task that is accepted.
     deterministic: False where the generators do not determine the answers, as with an LLM that samples. Equal
-    runs may then differ, and so may a batch and its entries one by one.
+    runs may then differ, and so may a batch and its entries one by one. Most plans,
+    not all, must then come first in abstraction.
 
     Raises:
       AssertionError: one sentence that names the role and its fault.
@@ -65,7 +76,8 @@ def check_explorer(
     )
     role = _Watched(roles, env_pool, deterministic)
     watched = Roles(roles.name, role, role, role, role, roles.costs)
-    _check_empty(roles, functools.partial(shorten, env_pool))
+    service = functools.partial(shorten, env_pool)
+    _check_empty(roles, service)
     contexts = [unguided(s, f"unguided-{n}") for n, s in enumerate(scenarios)]
 
     def run(contexts: Sequence[Context], kind: str) -> list[Verdict]:
@@ -87,13 +99,15 @@ def check_explorer(
     )
     small = Limits(1, limits.min_calls, limits.min_calls, 1)
     nothing = dataclasses.replace(explorations[0], triplets=())
-    watched.abstractor.abstract([nothing, *explorations], small, functools.partial(shorten, env_pool))
+    watched.abstractor.abstract([nothing, *explorations], small, service)
+    _check_plans(role, explorations[:EVIDENCE_TASKS], limits, service)
 
     early, late = (evidence_of(env_pool, accepted[:EVIDENCE_TASKS], step) for step in (0, 1))
     guided = watched.reflector.reflect(early)
     again = {c.id for c in guided} & {c.id for c in watched.reflector.reflect(late)}
     _require(not again, f"reflector.reflect gives the id {sorted(again)[:1]} to contexts of two steps.")
-    run(guided, "signal")
+    planned = dataclasses.replace(unguided(accepted[0], "planned"), plan=accepted[0].calls)
+    run([*guided, planned], "signal")
 
 
 def _require(ok: bool, message: str) -> None:
@@ -119,6 +133,47 @@ def _check_empty(roles: Roles, service: Shorten) -> None:
     _answer("explorer.act", roles.explorer.act, [])
     _answer("abstractor.abstract", roles.abstractor.abstract, [], Limits(1), service)
     _answer("validator.judge", roles.validator.judge, [], [])
+
+
+def _check_plans(
+    role: _Watched, explorations: Sequence[Exploration], limits: Limits, service: Shorten
+) -> None:
+    """Plans what each exploration's last goal does, and requires that it becomes the first goal.
+
+    Generators go on from the first draws, so that a role which does not read the plan draws other goals.
+    """
+    planned = []
+    for e, goals in zip(explorations, _goals(role, explorations, limits, service), strict=True):
+        if goals and len(goals[-1].wanted) <= limits.max_calls:
+            plan = tuple(e.triplets[i].call for i in sorted(goals[-1].wanted))
+            planned.append(dataclasses.replace(e, context=dataclasses.replace(e.context, plan=plan)))
+    left_out = [
+        e.context
+        for e, goals in zip(planned, _goals(role, planned, limits, service), strict=True)
+        if not goals
+        or not fulfilled(e.context.plan, [e.triplets[i] for i in sorted(goals[0].wanted)], signature)
+    ]
+    for context in left_out:
+        _require(
+            not role.deterministic and 2 * len(left_out) < len(planned),
+            f"abstractor.abstract leaves the plan {', '.join(map(signature, context.plan))} of the context "
+            f"{context.id} out of its first goal: steps that follow a plan come first (explorers/plans.py).",
+        )
+
+
+def _goals(
+    role: _Watched, explorations: Sequence[Exploration], limits: Limits, service: Shorten
+) -> list[list[Goal]]:
+    """Returns the goals that abstraction makes of each exploration, in order."""
+    made: dict[str, list[Goal]] = {e.context.id: [] for e in explorations}
+
+    def noted(goals: Sequence[Goal]) -> list[Goal | None]:
+        for goal in goals:
+            made.setdefault(goal.exploration.context.id, []).append(goal)
+        return service(goals)
+
+    role.abstract(explorations, limits, noted)
+    return [made[e.context.id] for e in explorations]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -627,3 +627,26 @@ def test_command_line_names_the_report_and_refuses_what_is_no_workdir(tmp_path):
     with pytest.raises(SystemExit, match="Port 80000 cannot be served"):
         report.main([str(path), "--live", "--port=80000"])
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_page_may_lie_elsewhere(tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    report.main([str(path), f"--out={tmp_path / 'pages' / 'mine.html'}"])
+    assert not (path / "report.html").exists()
+    assert (tmp_path / "pages" / "mine.html").read_bytes() == report.write_report(path).read_bytes()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="file cannot be used .*: --out=FILE writes the page elsewhere"):
+        report.main([str(path), f"--out={tmp_path / 'file' / 'mine.html'}"])
+    with pytest.raises(SystemExit, match="is for a page on disk: leave it or --live out"):
+        report.main([str(path), "--live", "--out=mine.html"])
+
+
+def test_a_warm_start_is_no_run(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "summary.json").write_text('{"seconds": 5}')
+    (tmp_path / "sft.jsonl").write_text('{"step": 1, "loss": 0.5, "seconds": 2}\n')
+    with pytest.raises(
+        SystemExit, match="holds a warm start, .* read its sft.jsonl and summary.json, or begin"
+    ):
+        report.main([str(tmp_path)])
+    assert not (tmp_path / "report.html").exists()

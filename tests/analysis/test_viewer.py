@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from coevolve_jax.analysis import live, page, report
+from coevolve_jax.comparison.plan import Cell
 from tests.support.browsing import PATIENCE, PHONE, address, browser, needs_browser, visit  # noqa: F401
 from tests.support.report_cases import fake_comparison, fake_with_queries, fake_workdir, poisoned
 
@@ -52,6 +53,8 @@ def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     found = visit(address(workdir))
     titles = found.locator("#panels h3").all_inner_texts()
     assert len(titles) == len(set(titles)) == 32 and found.locator(".missing:visible").count() == 0
+    for said in ("a line through a point is its 95%", "the curve has a band", "weak tools have no interval"):
+        assert found.locator("#panels .note", has_text=said).count() == 1
     charts = found.locator("#panels canvas").count()
     assert charts == 29  # the other three are bars
     for n in range(charts):
@@ -518,6 +521,29 @@ def test_the_live_server_answers_this_machine_and_nothing_else(tmp_path):
         assert status("") == 503
         (path / "metrics.jsonl").write_text("")
         assert status("", **{"If-None-Match": tag}) == 200
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ("evolution.every", 5),
+        ("reward.terms", ("length:0.1", "calls:0.2")),
+        ("learner.lora_targets", r"layers/.*_proj|(a b)?[#%&'\"\\]é"),
+    ],
+)
+def test_the_live_server_has_the_page_of_every_cell(setting, tmp_path):
+    cell = Cell("random", 3, (setting,)).workdir(tmp_path)
+    for folder in (cell, tmp_path / "cells", tmp_path / "cells" / "x" / "y" / "seed_0", tmp_path / "seed_0"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.html").write_text("here")
+    with served(tmp_path) as url:
+        path = "/".join(urllib.parse.quote(part, safe="!'()*~") for part in cell.relative_to(tmp_path).parts)
+        assert urllib.request.urlopen(f"{url}{path}/report.html").read() == b"here"
+        for place in ("cells/report.html", "cells/x/y/seed_0/report.html", "cells/../seed_0/report.html",
+                      "cells/%2e%2e/seed_0/report.html", "cells/./seed_0/report.html", "seed_0/report.html",
+                      "cells//seed_0/report.html"):  # fmt: skip
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(url + place)
 
 
 def test_a_comparison_shows_differences_curves_and_the_way_to_each_run(visit, tmp_path):

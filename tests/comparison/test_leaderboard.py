@@ -281,6 +281,20 @@ def test_the_page_has_the_table_its_caveats_and_all_systems(made):
     assert [x for s in spans for x in s] == pytest.approx([x for w in wanted for x in w], abs=1e-3)
 
 
+def test_what_a_plan_says_is_never_markup(tmp_path):
+    """A plan, and what names commits in cells.csv, may come from the bundle of others."""
+    evil = "<img src=x onerror=alert(1)> [a](javascript:alert(1))"
+    later = [{"date": evil, "what": evil, "arms": [], "command": "c"}]
+    source = folder(
+        tmp_path / "runs", date=evil, commit=evil, reads=evil, extended=later, arms=[*SKILL, evil]
+    )
+    board = board_of(source)
+    board.testbed.costs[0]["commit"] = f"{evil}-dirty"
+    page = leaderboard_page.page([leaderboard.board(board.testbed)], [])
+    assert page.count("&lt;img src=x onerror=alert(1)&gt; &#91;a](javascript") == 7
+    assert "<img" not in page and "[a](java" not in page
+
+
 def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
     lacking = {("my.none", 200), ("my.none", 201), ("my.little", 203)}
     source = folder(
@@ -407,7 +421,9 @@ def test_the_program_writes_the_page_and_refuses_in_a_sentence(made, tmp_path, e
     done = forked.run([script, f"--testbed=bfcl={home / 'runs'}", f"--out={tmp_path / 'out'}"], environ)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "leaderboard.md").read_text() == page
+    (file := tmp_path / "file").write_text("")
     for flags, why in (
+        ([f"--testbed=a={home / 'runs'}", f"--out={file / 'x'}"], f"lies below {file}, which is a file"),
         (["--out=x"], "Give --testbed and --out"),
         (["--testbed=runs/x", "--out=x"], "is no new NAME=FOLDER"),
         ([f"--testbed=a={tmp_path}", "--out=x"], "holds neither a comparison's tables nor a bundle"),

@@ -109,7 +109,12 @@ def test_each_process_has_its_share_of_the_cores_and_what_the_environment_says(t
     assert len(os.sched_getaffinity(0)) == cores
 
 
-def test_asked_to_end_it_asks_its_processes_and_waits_for_them(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "raises"),
+    [(signal.SIGTERM, preemption.Preempted), (signal.SIGINT, KeyboardInterrupt)],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_asked_to_end_it_asks_its_processes_and_waits_for_them(number, raises, tmp_path):
     code = f"""
 def end(*_):
     time.sleep(0.2); (here / "saved").touch(); sys.exit({preemption.STATUS})
@@ -122,12 +127,12 @@ time.sleep(60)
     def ask():
         while len(list(tmp_path.glob("*/running"))) < 2:
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     with preemption.handle_signals():
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        with pytest.raises(preemption.Preempted):
+        with pytest.raises(raises):
             run_side_by_side(works, 2)
         asking.join()
     assert len(list(tmp_path.glob("*/running"))) == len(list(tmp_path.glob("*/saved"))) == 2

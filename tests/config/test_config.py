@@ -385,7 +385,14 @@ def test_settings_of_explorers_that_have_no_effect():
     for config in (LLM, POLICY):
         rules = dict.fromkeys(configs.PARTS, "scripted")
         assert told(config, **rules) == [] and told(config, temperature=0.1) == []
-        assert told(config, **rules, temperature=0.1, solve=2) == ["config.explorer.temperature"]
+        assert told(config, **rules, solve=2) == ["config.explorer.solve"]
+        assert told(config, **rules, temperature=0.1) == ["config.explorer.temperature"]
+        # The rules read no user's words and have no opinion, and the other parts have neither setting.
+        others = {part: "scripted" for part in configs.PARTS if part not in ("explorer", "validator")}
+        assert told(config, **others, solve=2, calibration=9) == []
+        assert told(config, explorer="scripted", solve=2) == ["config.explorer.solve"]
+        assert told(config, validator="scripted", calibration=9) == ["config.explorer.calibration"]
+        assert told(config, validator="scripted", solve=2, calibration=0) == []
 
 
 def test_every_rule_is_tried_here_and_repeats_no_default():

@@ -415,6 +415,10 @@ def test_the_command_prints_and_writes_scores_under_the_protocol(tmp_path, quick
     assert report["success"] == sum(s for s, _ in report["official"]["by_task"].values()) / 100
     assert (report["trials"], report["invalid"]) == (100, 0)
     assert " of 100 rollouts; 0 invalid ones left out\n" in done.stdout
+    ends = report["environment"]["stops"]
+    assert f"ended by  {', '.join(f'{stop} {n}' for stop, n in ends.items())}\n" in done.stdout
+    (silent,) = re.findall(r"\n +(\d+) had no room for a message: raise --max_length or", done.stdout)
+    assert 0 < int(silent) <= ends["context_limit"] <= 100
     assert re.search(r"bfcl-eval  2026\.3\.23\n", done.stdout) and "avg@1 (95% interval)" in done.stdout
     assert re.search(r"\n +miss_func +50  \d+\.\d% \(0\.0% to \d+\.\d%\)", done.stdout)
     refused = run("--max_steps=3")

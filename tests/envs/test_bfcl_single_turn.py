@@ -18,6 +18,7 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.bfcl import single_turn
+from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
@@ -293,6 +294,15 @@ def test_worked_examples_are_right_and_of_the_development_half():
     broken = [t.turns[0] for t in single_turn.load("live_simple", "development") if t.id in WITHOUT_ANSWER]
     shown = [turn for t in tasks("test", "live_simple", few_shot=44) for turn in t.examples]
     assert broken and not any(turn in shown for turn in broken)
+
+
+@pytest.mark.parametrize("category", ["multiple", "parallel_multiple", "live_multiple"])
+def test_worked_calls_are_calls_of_the_functions_that_are_offered(category):
+    shown = [task for split in ("development", "test") for task in tasks(split, category, few_shot=3)]
+    for task in shown[:200]:
+        offered = signatures(bfcl.tools(task))
+        for call in (call for turn in (*task.examples, task.turns[0]) for call in turn.calls):
+            assert bind(call, offered) == dict(call.arguments)
 
 
 # ---- Worlds and rollouts -----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""experiments/evaluate.py and synthesize.py as a user starts them: what they refuse, name and ask for."""
+"""experiments/evaluate.py, synthesize.py and ask.py as a user starts them: refusals, questions and prints."""
 
+import re
 import shutil
 import sys
 
@@ -41,6 +42,7 @@ def test_a_model_that_is_not_finite_is_told_in_one_sentence(program, more, quick
 def test_what_cannot_be_scored_is_refused_in_one_sentence(quick):
     for arguments, why in (
         (("--max_length=8193",), "max_length is 8193, and models/tiny_qwen3 reads 8192 tokens"),
+        (("--max_length=64",), "No prompt and message of --max_new_tokens=16 fit into --max_length=64"),
         (("--tool_call_format=python",), "is 'python': environment bfcl offers no execute(code)"),
         (("--split=train", "--few_shot=1"), "--split=train has no tasks of --category=live_parallel"),
     ):
@@ -106,3 +108,57 @@ def test_tasks_that_are_made_without_training_copy_none_of_the_benchmark(quick, 
     flags = ("--config=configs/bfcl_tiny.py", "--config.environment.workers=1")
     done = forked.run_after(COPY, "synthesize", tmp_path, quick, *flags)
     refused(done, f"copies are {['near_evaluation'] * 3}")
+
+
+SAID = r"""
+said = "\x1b]0;title\x07 do\x9b it\u202e\r\n\tnow"
+from coevolve_jax.explorers.scripted import abstractor
+from coevolve_jax.rollout.chat import Chat
+abstractor.word = abstractor.describe = Chat.decode = lambda *given, **more: said
+"""
+SWITCHES = '''
+class Switches:
+    def reset(self, seed: int = 0) -> None:
+        self.one = self.two = 0
+
+    def set_one(self) -> str:
+        """Sets the one."""
+        self.one = 1
+        return "one set"
+
+    def set_two(self) -> str:
+        """Sets the two."""
+        self.two = 1
+        return "two set"
+'''
+
+
+@pytest.fixture
+def switches(tmp_path):
+    """Flags of synthesize.py for tools that allow two tasks: both calls, in either order."""
+    (tmp_path / "switches.py").write_text(SWITCHES)
+    own = ("environment.workers", "data.max_turns", "evolution.rounds")
+    source = f"--config=configs/tools.py:source={tmp_path / 'switches.py'}:Switches"
+    return source, *(f"--config.{key}=1" for key in own)
+
+
+def test_what_a_model_says_reaches_the_terminal_without_control_characters(quick, tmp_path, switches):
+    for program, arguments, lines in (
+        ("synthesize", (*switches, "--tasks=1"), ["  ]0;title do it now", "  user: ]0;title do it now"]),
+        ("ask", ("--model=models/tiny_qwen3", "--max_new_tokens=2", "Hi?"),
+            ["> Hi?", "]0;title do it", "        now"]),
+    ):  # fmt: skip
+        done = forked.run_after(SAID, program, tmp_path, quick, *arguments)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert all(c.isprintable() or c == "\n" for c in done.stdout), done.stdout
+        assert set(lines) <= set(done.stdout.splitlines()), done.stdout
+
+
+def test_the_summary_counts_a_first_batch_that_falls_short(quick, switches):
+    done = start("synthesize", quick, *switches, "--tasks=4")
+    refused(done, "Error: Unguided exploration found ")
+    made, proposed, steps = re.search(
+        r"^(\d+) tasks of (\d+) proposals, (\d+) steps in the environment$", done.stdout, re.MULTILINE
+    ).groups()  # fmt: skip
+    twice = re.search(r"^ +(\d+)  refused: duplicate$", done.stdout, re.MULTILINE)[1]
+    assert made in ("1", "2") and int(proposed) == int(made) + int(twice) and int(steps) > 0

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from coevolve_jax import preemption
+from coevolve_jax.analysis import report
 from tests.support import forked
 from tests.support.paths import ROOT
 
@@ -54,6 +55,11 @@ def test_it_leaves_a_policy_and_its_records(whole):
     assert there == made
     policy = {path.name for path in (whole / "policy").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= policy
+    with pytest.raises(
+        ValueError, match=f"{whole} holds a warm start, .* read its sft.jsonl and summary.json"
+    ):
+        report.write_report(whole)
+    assert there == {path.name for path in whole.iterdir()}
 
 
 @pytest.mark.nightly

@@ -1,6 +1,8 @@
 """The LLM explorer against a server of the OpenAI protocol: its roles, failures and costs."""
 
+import dataclasses
 import json
+import re
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -15,7 +17,8 @@ from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm, scripted
-from coevolve_jax.explorers.llm.abstractor import TurnAnswer
+from coevolve_jax.explorers.base import Exploration, Limits
+from coevolve_jax.explorers.llm.abstractor import TaskAnswer, TurnAnswer
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.lines import call_lines, history, lead, question
 from coevolve_jax.llm.client import Client
@@ -28,7 +31,7 @@ from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Verdict
-from coevolve_jax.testing.explorer import check_explorer
+from coevolve_jax.testing.explorer import check_explorer, evidence_of
 from coevolve_jax.train import train
 from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triplet, Turn
 from tests.loop.test_preemption import asked
@@ -231,9 +234,59 @@ def test_a_server_that_answers_rubbish_makes_no_tasks_and_no_trouble(server, poo
 
 def test_a_query_of_blanks_is_none():
     assert TurnAnswer(query=" Do it.\n", steps=[1]).query == "Do it."
-    for blank in ("", " \n"):
+    for blank in ("", " \n", "\x1b \x00"):
         with pytest.raises(ValidationError):
             TurnAnswer(query=blank, steps=[1])
+
+
+def test_no_task_carries_what_a_terminal_would_obey():
+    turn = TurnAnswer(query="Do\x1b[2J it.\r\n\tThen\x9b that.\u202e", steps=[1])
+    assert turn.query == "Do[2J it.\n\tThen that."
+    assert TaskAnswer(description="a\x07 b", difficulty=1, turns=[turn]).description == "a b"
+
+
+def test_every_role_reads_the_system_message_of_a_task(server, pool):
+    """It stands in one line of each prompt, and prompts without one have no such line."""
+
+    def asked(system):
+        made, tasks = synthesizer(server, pool), TaskPool()
+        made.config.explorer.solve = 1
+        scenario = dataclasses.replace(bfcl.scenarios("train")[0], system=system)
+        request = SynthesisRequest(wanted=1, kind="x", step=0, rng=np.random.default_rng(0))
+        made.synthesize(tasks, [unguided(scenario, "c")], request)
+        made.roles.reflector.reflect(evidence_of(pool, list(tasks), 0))
+        return [(c.role, c.system, c.user) for c in made.roles.llm_calls]
+
+    told, plain = asked("Today is\n2031-05-04."), asked("")
+    assert {role for role, _, _ in plain} == {"explore", "abstract", "judge", "solve", "reflect"}
+    begins = "The agent's system message: Today is 2031-05-04.\n\n"
+    assert told == [(role, system, begins + user) for role, system, user in plain]
+
+
+def test_steps_that_follow_a_plan_are_the_first_goal_wherever_the_model_names_them(server):
+    """The model of the server names them last."""
+    roles = llm.make(config_of(server), envs.load("bfcl"))
+    (scenario,) = bfcl.scenarios("train")[:1]
+    names = ["ls", "pwd", "ls", "cd", "du", "pwd", "ls", "du"]  # two rounds of four steps
+    steps = tuple(
+        Triplet(i, i // 4, Call(name, {"n": i}), Observation("no" if i == 2 else "ok", i == 2))
+        for i, name in enumerate(names)
+    )
+
+    def goals(plan, limits):
+        made = []
+        context = dataclasses.replace(unguided(scenario, "c"), plan=plan)
+        exploration = Exploration(context, bfcl.tools(scenario), steps, np.random.default_rng(0))
+        roles.abstractor.abstract([exploration], limits, lambda g: made.extend(g) or [None] * len(g))
+        return [goal.wanted for goal in made], server.seen[-1]["messages"][-1]["content"]
+
+    free, plain = goals((), Limits(3))
+    planned, text = goals(("ls", Call("cd", {"n": 3})), Limits(3))
+    assert planned == [(0, 3), *[g for g in free if g != (0, 3)][:2]]
+    assert "The first task does exactly what was planned: steps 0, 3.\n" in text
+    planned, text = goals(("pwd", "ls"), Limits(3, min_calls=3))  # its first try has failed
+    assert planned[0] == (5, 6, 7) and "steps 5, 6, and then others up to 3 steps.\n" in text
+    assert goals(("du", "pwd", "cd"), Limits(3))[1] == goals(("ls",) * 3, Limits(3))[1] == plain
 
 
 def test_what_a_model_writes_is_checked(server, pool):
@@ -361,7 +414,7 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
 
     def prompt(answer, words):
         steps = history([Triplet(0, 0, Call("ls", {"a": answer}), Observation(answer))])
-        task = Task("t", "bfcl", {}, (Turn(words or "?"),))
+        task = Task("t", "bfcl", {}, (Turn(words or "?"),), system=f"y {words}")
         call = Call("ls", {"a": answer})
         plan = (call, f"p {words}")
         context = Context(
@@ -374,8 +427,8 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
     plain, other = prompt("", "x"), prompt(answer, f"x {words}")
     assert len(plain) == len(other)
     changed = [b for a, b in zip(plain, other) if a != b]
-    # Request, summary, mistake, what a task must call, two items of the plan, step, option
-    assert len(changed) <= 8
+    # System message, request, summary, mistake, what a task must call, two items of the plan, step, option
+    assert len(changed) <= 9
     (row,) = [json.loads(line) for line in other if line.startswith('{"step"')]
     assert row["answer"] == answer[:ANSWER] and row["arguments"] == {"a": answer}
 
@@ -492,19 +545,25 @@ def test_a_run_says_what_each_evolution_has_cost(whole):
     assert f"{whole['llm_tokens_in/explore']:,} in, {whole['llm_tokens_out/explore']:,} out, money" in text
 
 
-def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tmp_path, quick):
+def synthesize(server, tmp_path, **changes):
+    """Returns the command that makes tasks without training."""
     options = {
         "explorer.base_url": server.url,
         "explorer.cache": "",
         "evolution.rounds": 2,
         "environment.workers": 1,
+        **{f"explorer.{key}": value for key, value in changes.items()},
     }
-    command = [
+    return [
         "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm",
         "--tasks=2",
         f"--output={tmp_path / 'tasks.jsonl'}", f"--llm_calls={tmp_path / 'llm_calls.jsonl'}",
         *(f"--config.{key}={value}" for key, value in options.items()),
     ]  # fmt: skip
+
+
+def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tmp_path, quick):
+    command = synthesize(server, tmp_path)
     done = forked.run(command, {**quick, "OPENAI_API_KEY": KEY})
     assert done.returncode == 0, done.stderr
     llm_calls = rows(tmp_path, "llm_calls.jsonl")
@@ -516,6 +575,17 @@ def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tm
     assert KEY not in (tmp_path / "llm_calls.jsonl").read_text() + done.stdout + done.stderr
     again = forked.run(command, quick)
     assert again.returncode != 0 and f"--output={tmp_path / 'tasks.jsonl'} exists" in again.stderr
+
+
+def test_tasks_without_training_are_given_up_after_a_round_in_which_nobody_answers(server, tmp_path, quick):
+    server.always = "500"
+    done = forked.run(synthesize(server, tmp_path, attempts=1), quick)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("Error: No question to config.explorer.base_url = ")
+    assert "8 times server_error" in last and len(server.seen) == 8  # four contexts, two rounds
+    assert len(rows(tmp_path, "llm_calls.jsonl")) == 8
+    assert done.stdout.startswith("\n0 tasks of 0 proposals, 0 steps in the environment\n")
+    assert re.search(r"^ +8  llm_faults/server_error$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.nightly

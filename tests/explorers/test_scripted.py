@@ -13,11 +13,13 @@ from coevolve_jax.explorers.plans import fulfilled, upcoming
 from coevolve_jax.explorers.scripted import arguments
 from coevolve_jax.explorers.scripted.abstractor import (
     SIZE_SHARES,
+    TURN_SHARES,
     Abstractor,
     candidates,
     describe,
     instruction,
     propose_goals,
+    turn_shares,
     word,
 )
 from coevolve_jax.explorers.scripted.arguments import NOUNS, OPTIONAL, Bank, draw, fill, harvest_state, vary
@@ -193,6 +195,23 @@ def test_guided_exploration_weighs_focus_neighbours_and_the_rest(signal, round, 
         wanted += (1 - share) * on.get(name, 0) / sum(on.values())
         wanted += share * fresh[name] * (name in NEXT_TO) / len(NEXT_TO)
         assert weight == pytest.approx(wanted), name
+
+
+@pytest.mark.parametrize("signal", ["forgetting", "boundary", "rare", "drop_call"])
+def test_every_round_weighs_the_focus_above_what_is_not_next_to_it(signal):
+    apart = {"post", "lock", "paint"}
+    for round in range(21):
+        found = dict(zip(BOX, preferences(episode(signal, ("open_file",), round=round), BOX).tolist()))
+        assert all(weight >= 0 for weight in found.values()), round
+        assert found["open_file"] > 0.2 and all(found["open_file"] > 5 * found[n] for n in apart), round
+        far = {name: tool for name, tool in BOX.items() if name not in NEXT_TO}
+        alone = dict(zip(far, preferences(episode(signal, ("open_file",), round=round), far).tolist()))
+        assert all(alone["open_file"] > 5 * alone[n] for n in apart), round
+
+
+def test_later_rounds_leave_a_forgotten_focus_until_a_fifth_is_left():
+    on = lambda round: preferences(episode("forgetting", ("lock",), round=round), BOX)[3] - 0.05 / 5
+    assert [on(round) for round in (0, 1, 2, 3, 4, 20)] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
 
 
 def test_free_exploration_prefers_what_it_has_not_tried():
@@ -641,6 +660,34 @@ def test_a_proposal_for_each_different_solution_within_the_limits():
     for p in proposals:
         assert p.calls == tuple(triplets[i].call for i in p.triplets) and all(turn.calls for turn in p.turns)
         assert p.asked == (0,) and len(p.turns) <= 3
+
+
+def turns_of(limits, calls):
+    """Shares of tasks by their number of turns, with so many calls."""
+    triplets, found = walk(*"abcdefgh"[:calls]), Counter()
+    maker = Abstractor(pattern, lambda call: f"do {call.name}")
+    for seed in range(DRAWS // 3):
+        explored = exploration(file_task(), triplets, seed, tools=[schema(name) for name in "abcdefgh"])
+        solved = lambda wanted: [Goal(explored, g.wanted, tuple(triplets), (0,)) for g in wanted]
+        (proposals,) = maker.abstract([explored], limits, solved)
+        found.update(len(p.turns) for p in proposals)
+    return {n: found[n] / found.total() for n in sorted(found)}
+
+
+@pytest.mark.parametrize("most, calls, turns", [(1, 8, 1), (3, 8, 3), (6, 8, 6), (6, 4, 4)])
+def test_tasks_have_up_to_the_most_turns_and_each_further_turn_is_rarer(most, calls, turns):
+    shares = (0.6, 0.3, 0.1, 0.05, 0.025, 0.0125)[:turns]
+    wanted = {n: share / sum(shares) for n, share in enumerate(shares, 1)}
+    assert turns_of(Limits(1, calls, calls, most), calls) == pytest.approx(wanted, abs=0.05)
+
+
+def test_a_number_of_turns_that_a_context_asks_for_is_the_only_one():
+    assert turns_of(Limits(1, 8, 8, 5, min_turns=5), 8) == {5: 1.0}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_shares_of_up_to_three_turns_are_as_listed(most):
+    assert turn_shares(most).tolist() == list(TURN_SHARES[:most])
 
 
 def test_a_message_joins_its_requests_in_one_of_three_ways_and_tells_all_arguments():

@@ -179,7 +179,11 @@ def test_what_bfloat16_would_round_away_is_sampled_and_exported(params, tmp_path
     np.testing.assert_allclose(exact, want, rtol=1e-6, atol=1e-9)
     assert (np.asarray(exact) != base).mean() > 0.9
     assert rounded.dtype == jnp.bfloat16 and (np.asarray(rounded, np.float32) == base).mean() > 0.9
+    left = [tmp_path / ".policy-0123abcd", tmp_path / "policy" / ".adapter-_abcd012"]  # by killed processes
+    for path in (*left, tmp_path / ".policy-of-mine"):
+        path.mkdir(parents=True)
     trainer("bfloat16").save_policy(state, tmp_path / "policy")
+    assert not any(path.exists() for path in left) and (tmp_path / ".policy-of-mine").exists()
     with safe_open(tmp_path / "policy" / hf_io.WEIGHTS, framework="np") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(kernel(hf_io.load(tmp_path / "policy")[1]), exact)

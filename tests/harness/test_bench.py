@@ -17,6 +17,7 @@ from coevolve_jax.harness.store import Store
 from coevolve_jax.records.files import write_text
 from coevolve_jax.testing.campaign import MADE_UP
 from tests.harness.support import config
+from tests.support import forked
 from tests.support.paths import ROOT
 
 
@@ -97,6 +98,33 @@ def test_a_command_measures_the_selected_version_and_leaves_the_rows_of_others(t
     assert command("slow") == [second, first]  # the same command goes on
     with pytest.raises(ValueError, match="--versions=3 --fresh_seeds=100,101, and these are of .*versions=6"):
         command("slow", versions=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "given", "says"),
+    [
+        ("harness_bench", "--faults=", "--faults names nothing: use some of none, slow, "),
+        ("harness_bench", "--arms=", "--arms names nothing: use some of evolving, fixed, placebo."),
+        ("harness_bench", "--fresh_seeds=x", "--fresh_seeds='x' is neither a range"),
+        ("harness_bench", "--campaign_seeds=3:1", "--campaign_seeds='3:1' must name at least one seed"),
+        ("harness_bench", "--campaign_seeds=100", "--fresh_seeds names 100, a seed of the campaign"),
+        ("calibrate_harness", "--faults=", "--faults names nothing: use some of none, slow, "),
+        ("calibrate_harness", "--salts=", "--salts='' is neither a range"),
+        ("calibrate_harness", "--set=learner.learning_rate=-1", "config.learner.learning_rate is -1.0: it"),
+        ("check_backtests", "--salts=", "--salts='' is neither a range"),
+        ("check_backtests", "--config={folder}/broken.py", "broken.py cannot be loaded ("),
+        ("check_verdicts", "--workdir={folder}/broken.py", "broken.py is a file: choose another."),
+    ],
+)
+def test_what_could_not_run_ends_in_one_sentence_before_anything_is_run(
+    program, given, says, tmp_path, quick
+):
+    (tmp_path / "broken.py").write_text("def get_config(")
+    flags = f"--workdir={tmp_path}/out", given.format(folder=tmp_path)
+    done = forked.run([f"experiments/{program}.py", *flags], quick)
+    assert done.returncode == 1 and not done.stdout and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("Error: ") and says in done.stderr and not (tmp_path / "out").exists()
 
 
 def answers(counts):

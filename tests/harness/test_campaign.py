@@ -11,7 +11,8 @@ from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign, modules, start
 from coevolve_jax.harness.store import Store
 from coevolve_jax.testing.campaign import MADE_UP
-from tests.harness.support import config
+from tests.harness.support import WITH_MADE_UP, config
+from tests.support import forked
 from tests.support.paths import ROOT
 
 
@@ -127,6 +128,34 @@ def test_a_users_own_tools_are_frozen_too(where, tmp_path, monkeypatch):
     path.unlink()
     with pytest.raises(campaign.Tampered, match="frozen_tools.py is gone"):
         there.check()
+
+
+@pytest.mark.slow
+def test_a_bad_value_ends_in_a_sentence_and_the_folder_takes_the_corrected_command(tmp_path, quick):
+    (tmp_path / "file").touch()
+    flags = [f"--config={ROOT}/configs/bfcl_harness.py:fault=slow", f"--workdir={tmp_path}/campaign"]
+    flags += ["--versions=1", "--seeds=0", "--diagnostics=fixed", "--audit=none"]
+
+    def refused(*more):
+        done = forked.run_after(WITH_MADE_UP, "evolve_harness", tmp_path, quick, *flags, *more)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and not done.stdout, done.stderr
+        return done.stderr
+
+    assert "config.harness.versions is -1: it must be at least 1" in refused("--versions=-1")
+    assert "config.harness.proposer is 'hope': it must be one of llm," in refused("--proposer=hope")
+    assert "has no section harness_model" in refused("--proposer=llm")
+    assert "nowhere is not a Hugging Face model folder" in refused("--config.model=nowhere")
+    assert "Error: --seeds='' is neither a range" in refused("--seeds=")
+    assert "Error: --final_seeds='x' is neither a range" in refused("--final", "--final_seeds=x")
+    assert "--final_seeds names 0, a seed of the campaign" in refused("--final", "--final_seeds=0:2")
+    assert f"--workdir={tmp_path}/file is a file" in refused(f"--workdir={tmp_path}/file")
+    assert f"--store={tmp_path}/file/x lies below" in refused(f"--store={tmp_path}/file/x")
+    assert not (tmp_path / "campaign").exists()
+    done = forked.run_after(WITH_MADE_UP, "evolve_harness", tmp_path, quick, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "another campaign (config.harness.noise is 0.025 there and 0.5 here)" in refused(
+        "--config.harness.noise=0.5"
+    )
 
 
 def test_questions_that_were_asked_stand_in_the_events(tmp_path):

@@ -273,7 +273,7 @@ def test_the_program_reads_the_test_with_a_reference(tmp_path, quick):
     flags.append("--config.rollout.max_steps=16")
     done = run(reference, "--final", "--final_seeds=100:102")
     assert done.returncode == 0, done.stderr
-    assert "beside config.rollout.max_steps (16), so it keeps this one in all versions" in done.stdout
+    assert "beside config.rollout.max_steps (16), so it keeps the same in all versions" in done.stdout
     assert re.search(rf"reference_\w+: {ROOT}/configs/bfcl_harness.py:start=textbook\n", done.stdout)
     assert re.search(r"selected over reference_\w+ +[+-]\d+\.\d points .*\(Holm, of 1\)", done.stdout)
     again = run("--replay", "--jobs=2")  # more runs at once are no other campaign

@@ -499,7 +499,7 @@ def test_two_campaigns_share_their_runs_and_one_folder_holds_one_campaign(tmp_pa
     first = len(made)
     evolution(tmp_path / "b", launch=launch, versions=1).run()
     assert first and len(made) == first
-    with pytest.raises(ValueError, match="holds another campaign \\('config' differs\\)"):
+    with pytest.raises(ValueError, match="campaign \\(config.harness.versions is 1 there and 2 here\\)"):
         evolution(tmp_path / "a", versions=2)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "notes.txt").write_text("mine")

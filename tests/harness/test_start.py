@@ -3,6 +3,8 @@
 Its runs keep their checkpoints apart.
 """
 
+import re
+
 import pytest
 
 from coevolve_jax import config as configs
@@ -67,10 +69,13 @@ def test_a_limit_that_becomes_the_evaluations_too_is_said():
     given = ["rollout.max_steps", "learner.learning_rate"]
     assert start.settled(both).evaluation.max_steps == 2
     assert start.shared(both, given) == (
-        "The evaluation has no limit of its own beside config.rollout.max_steps (2), so it keeps this one in "
-        "all versions, and no lever can mend it there: for a limit of training alone give "
-        "--config.evaluation.max_steps too."
+        "The evaluation has no limit of its own beside config.rollout.max_steps (2), so it keeps the same in "
+        "all versions, and no lever can mend it there: for training alone give --config.evaluation.max_steps "
+        "too."
     )
+    several = start.shared(both, [*given, "rollout.max_new_tokens"])
+    assert "config.rollout.max_steps (2)" in several and "config.rollout.max_new_tokens (8)" in several
+    assert "--config.evaluation.max_steps" in several and "--config.evaluation.max_new_tokens" in several
     apart = configs.override(both, {"evaluation.max_steps": 20})
     assert start.shared(apart, given) == start.shared(c, ()) == ""
 
@@ -81,3 +86,28 @@ def test_a_campaign_refuses_one_folder_of_checkpoints_or_weights_for_all_its_run
     says = f"^config.{key} is 'gs://bucket/run', which one run alone can use: leave it empty"
     with pytest.raises(ValueError, match=says):
         start.settled(c)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("harness.versions", -1, "config.harness.versions is -1: it must be at least 1."),
+        ("harness.noise", -1.0, "config.harness.noise is -1.0: it must be at least 0.0."),
+        ("harness.seeds", (), "config.harness.seeds is (): it must name at least one seed"),
+        ("harness.seeds", (0, 0), "config.harness.seeds is (0, 0): it must name at least one seed"),
+        ("harness.levers", ("hope",), "config.harness.levers names 'hope': use some of reward.terms, "),
+        ("harness.bounds", ("data.hope=0:1",), "config.harness.bounds names 'data.hope', which is no lever"),
+        ("learner.learning_rate", -1.0, "config.learner.learning_rate is -1.0: it must be above 0."),
+        ("strategy.name", "hope", "config.strategy.name is 'hope': it must be one of "),
+        ("evolution.every", 1000, "config.steps is 24, and from step 0 on strategy coevolve first lets"),
+    ],
+)
+def test_a_value_that_no_campaign_could_run_with_is_refused(key, value, says):
+    c = configs.load_file(ROOT / "configs" / "bfcl_harness.py", "strategy=coevolve")
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
+        start.settled(configs.override(c, {key: value}))
+
+
+def test_a_config_without_the_section_of_a_campaign_is_refused():
+    with pytest.raises(ValueError, match="^The config has no section harness: start from configs/"):
+        start.settled(configs.load_file(ROOT / "configs" / "bfcl_tiny.py"))

@@ -49,6 +49,39 @@ def test_a_refused_connection_is_counted():
     assert client.costs["llm_faults/unreachable"] == 3
 
 
+@pytest.fixture
+def no_proxies(monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
+def test_a_hosted_model_is_asked_through_the_environments_proxy(server, no_proxies, monkeypatch):
+    """The server gets the requests for another host, as a proxy does."""
+    monkeypatch.setenv("HTTP_PROXY", server.url.removesuffix("/v1"))
+    client = Client(settings_of(server, base_url="http://model.invalid/v1"))
+    assert who(client) == "Let me try." and len(server.seen) == 1
+    for fault in ("10 MB", "10 MB, packed"):  # the bound holds here too
+        server.faults = [fault]
+        assert who(client, seed=2) is None
+    assert client.costs["llm_faults/too_large"] == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_on_this_machine_is_asked_without_a_proxy(server, no_proxies, monkeypatch, host):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    base_url = server.url.replace("127.0.0.1", host)
+    assert who(Client(settings_of(server, base_url=base_url))) == "Let me try."
+
+
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(server, no_proxies, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "ftp://somebody:hunter2@127.0.0.1:9")
+    client = Client(settings_of(server, base_url="http://model.invalid/v1"))
+    with pytest.raises(ValueError, match="HTTPS_PROXY or ALL_PROXY .ValueError.: name one") as error:
+        who(client)
+    assert "hunter2" not in str(error.value) and "'http://model.invalid/v1'" in str(error.value)
+
+
 def test_a_wrong_answer_is_asked_for_again_once_and_said_to_be_wrong(server):
     client = Client(settings_of(server))
     server.faults = ["wrong schema"]

@@ -127,6 +127,11 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alon
     result = lambda folder: json.loads((folder / "summary.json").read_text())["held_out"]
     assert result(workdir) == result(alone)
 
+    told = (workdir / "summary.json").read_bytes()
+    both = ends(start(workdir, quick))  # a finished run is over for both
+    assert [code for code, _ in both] == [0, 0], both
+    assert (workdir / "summary.json").read_bytes() == told
+
 
 @pytest.mark.nightly
 def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, quick, alone):

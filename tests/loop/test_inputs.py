@@ -47,6 +47,23 @@ def test_the_tools_the_template_and_the_model_are_named_where_they_are_here(tmp_
     assert inputs.digests(configs.override(TINY, {"model": "nobody/here"})) == {}
 
 
+def test_a_run_goes_on_with_what_it_began_with_and_needs_the_file_of_its_first_tasks_no_more(tmp_path):
+    (tmp_path / "mine.py").write_text("def look() -> int:\n    '''Looks.'''\n    return 1\n")
+    (tmp_path / "tasks.jsonl").write_text("")
+    changes = {"data.initial_file": str(tmp_path / "tasks.jsonl"), "model": "nobody/here"}
+    config = configs.override(configs.load_file("tools", f"source={tmp_path / 'mine.py'}"), changes)
+    today = lambda recorded: inputs.begun_with(config, inputs.digests(config), recorded)
+    first = today({})
+    assert first == inputs.digests(config) and len(first) == 2
+    (tmp_path / "tasks.jsonl").write_text("other ones")
+    assert today(first) == first != inputs.digests(config)
+    (tmp_path / "tasks.jsonl").unlink()
+    assert today(first) == first
+    (tmp_path / "mine.py").write_text("def look() -> int:\n    '''Looks.'''\n    return 2\n")
+    with pytest.raises(ValueError, match=r"mine.py \(config.environment.source\) has another content than"):
+        today(first)
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_template_is_named_where_it_is(tmp_path, there):
     server = configs.load_file("mcp_tiny")

@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -14,10 +15,14 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax import train as training
 from coevolve_jax.loop import initial
-from coevolve_jax.loop.initial import tasks_from_file
+from coevolve_jax.loop.initial import explore, tasks_from_file
+from coevolve_jax.loop.run import finished
 from coevolve_jax.records import rollouts
+from coevolve_jax.records.files import write_lines
 from coevolve_jax.records.workdir import busy, claim, fork
+from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
@@ -92,9 +97,9 @@ def test_a_run_begins_with_tasks_that_another_made(whole, tmp_path):
         "id": "broken",
         "turns": [{**made[1]["turns"][0], "calls": [{"name": "ls", "arguments": {"b": 1}}]}],
     }
-    near = rows(whole, "held_out.jsonl")[0]
+    elsewhere = rows(whole, "held_out.jsonl")[0]
     path = tmp_path / "given.jsonl"
-    given = [*made, broken, {**near, "id": "near", "record": made[0]["record"]}]
+    given = [*made, broken, {**elsewhere, "id": "elsewhere", "record": made[0]["record"]}]
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
     config = settings("static", **{"data.initial_file": str(path)})
     assert train(config, tmp_path / "run", until=0) == {}
@@ -104,7 +109,26 @@ def test_a_run_begins_with_tasks_that_another_made(whole, tmp_path):
     assert {t["lineage"]["context"] for t in first} == {t["lineage"]["context"] for t in made}
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     initial = json.loads((saved / "state.json").read_text())["state"]["initial"]
-    assert (initial["added"], initial["refused"]) == (len(made), {"near_evaluation": 1, "step_failed": 1})
+    assert (initial["added"], initial["refused"]) == (
+        len(made),
+        {"evaluation_scenario": 1, "step_failed": 1},
+    )
+
+
+def test_a_given_task_that_copies_an_evaluation_task_or_is_in_its_world_is_refused(whole, tmp_path):
+    config, made = settings("static"), list(TaskPool.read(whole / "tasks.jsonl"))
+    read_once = configs.override(config, {"environment.eval_split": "test"})
+    with build.env_pool(config) as pool:
+        roles, tools = build.explorer(config), build.family(config).tools
+        by = lambda guard: Synthesizer(roles, tools, pool, config, guard, lambda *_: True)
+        test_set = TaskPool(key=build.family(config).task_key)
+        explore(by(None), test_set, build.held_out_scenarios(read_once), 2, "initial", 0)
+        given = [{**task.to_json(), "id": str(n)} for n, task in enumerate([*test_set, *made])]
+        (path := tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+        first = TaskPool(key=build.family(config).task_key)
+        stats = tasks_from_file(config, str(path), by(LeakGuard([made[2]])), first)
+    assert stats.refused == {"near_evaluation": 1, "evaluation_scenario": 2}
+    assert [t.turns for t in first] == [t.turns for t in made if t is not made[2]]
 
 
 def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(whole):
@@ -211,6 +235,59 @@ def test_a_fork_that_cannot_be_is_one_sentence_and_writes_nothing(whole, tmp_pat
     with pytest.raises(ValueError, match=why):
         fork(whole, step, tmp_path / "fork", overrides)
     assert not (tmp_path / "fork").exists()
+
+
+def test_a_finished_run_is_left_as_it_is(whole, tmp_path, monkeypatch, capsys):
+    run, read = tmp_path / "run", lambda path: {p: p.read_bytes() for p in path.rglob("*.json*")}
+    shutil.copytree(whole, run)
+    (run / "report.html").unlink()
+    before = read(run)
+    monkeypatch.setattr(training, "evaluate_held_out", None)
+    monkeypatch.setattr(training.build, "policy", None)
+    told = json.loads((run / "summary.json").read_text())
+    assert train(settings("coevolve"), run) == train(settings("coevolve"), run, until=9) == told
+    assert train(settings("coevolve"), run, until=3) == {}
+    assert read(run) == before and (run / "report.html").exists()
+    assert "Held-out success" in capsys.readouterr().out
+
+
+def test_the_end_of_a_finished_run_is_done_again_where_a_part_of_it_is_gone(whole, tmp_path):
+    config, parts = settings("coevolve"), {}
+    for name in ("evaluations.jsonl", "policy", "summary.json", "checkpoints", "a key"):
+        shutil.copytree(whole, run := tmp_path / name)
+        parts[name] = run
+    told = json.loads((whole / "summary.json").read_text())
+    assert finished(config, parts["policy"]) == told
+    evaluations = rows(whole, "evaluations.jsonl")
+    write_lines(parts["evaluations.jsonl"] / "evaluations.jsonl", evaluations[:-1])
+    shutil.rmtree(parts["policy"] / "policy")
+    (parts["summary.json"] / "summary.json").write_text("{")
+    shutil.rmtree(parts["checkpoints"] / "checkpoints" / "step_00000004")
+    del told["tasks"]
+    (parts["a key"] / "summary.json").write_text(json.dumps(told))
+    assert {name: finished(config, run) for name, run in parts.items()} == dict.fromkeys(parts)
+
+
+def test_a_final_evaluation_stays_until_there_is_another_and_a_killed_export_goes(
+    whole, tmp_path, monkeypatch
+):
+    run, config = tmp_path / "run", settings("coevolve")
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "policy")
+    (run / ".policy-0123abcd").mkdir()
+    evaluations = rows(whole, "evaluations.jsonl")
+
+    def stopped(*arguments, **how):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(training, "evaluate_held_out", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, run)
+    assert rows(run, "evaluations.jsonl") == evaluations and (run / "summary.json").exists()
+    train(config, run)
+    assert rows(run, "evaluations.jsonl") == evaluations
+    assert (run / "policy" / "config.json").exists() and not (run / ".policy-0123abcd").exists()
 
 
 def test_a_fork_leaves_other_folders_alone(whole, tmp_path):

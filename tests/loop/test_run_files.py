@@ -27,6 +27,7 @@ from tests.loop.test_loop import BASE, SMALL, rows, session
 from tests.records.test_rollouts import assert_same
 from tests.support import loop_fakes
 from tests.support.families import lamps
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -333,14 +334,21 @@ def test_a_run_whose_checkpoints_are_not_there_does_not_begin_again(tmp_path):
     saved, every = {"checkpoint.folder": str(tmp_path / "saved")}, {"checkpoint.every": 2}
     assert go(workdir, 3, **saved, **every) == {}
     before = (workdir / "metrics.jsonl").read_bytes()
-    told = str(go(workdir, None, **elsewhere, **every))
-    assert told == (
-        f"config.checkpoint.folder is {str(tmp_path / 'elsewhere')!r} and holds no checkpoint of this run, "
-        "which has done 3 steps: name the folder it had, or choose another --workdir to begin again."
+    named = str(tmp_path / "elsewhere")
+    begins = f"config.checkpoint.folder is {named!r} and holds no checkpoint of this run, "
+    assert str(go(workdir, None, **elsewhere, **every)) == (
+        f"{begins}whose checkpoints are in {tmp_path / 'saved'}: name that folder, or move them first."
     )
+    assert configs.of_run(workdir).checkpoint.folder == saved["checkpoint.folder"]
+    (tmp_path / "saved").rename(tmp_path / "aside")
+    assert str(go(workdir, None, **elsewhere, **every)) == (
+        f"{begins}which has done 3 steps: name the folder it had, or choose another --workdir to begin again."
+    )
+    (tmp_path / "aside").rename(tmp_path / "saved")
     assert "holds a checkpoint of a run of another config" in str(go(tmp_path / "new", None, seed=9, **saved))
     assert (workdir / "metrics.jsonl").read_bytes() == before
     assert go(workdir, None, **saved, **every)["steps"] == 6
+    (tmp_path / "saved").rename(tmp_path / "aside")
     assert "which has done 6 steps" in str(go(workdir, None, **elsewhere, **every))
     (tmp_path / "killed").mkdir()  # before the first checkpoint: it has lost nothing that was saved
     assert go(tmp_path / "killed", 2, **every) == {}
@@ -351,6 +359,30 @@ def test_a_run_whose_checkpoints_are_not_there_does_not_begin_again(tmp_path):
     shutil.rmtree(last)
     assert len((tmp_path / "killed" / "metrics.jsonl").read_bytes().splitlines()) == 3
     assert go(tmp_path / "killed", None, **every)["steps"] == 6
+
+
+def test_a_run_does_not_go_on_with_other_files_of_its_model(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "models" / "tiny_qwen3", model)
+    config, workdir = settings(model=str(model), steps=3), tmp_path / "run"
+    go = lambda until: session(config, workdir, batches=True, soon=True, until=until)[1]
+    assert go(1) == {}
+    weights = model / "model.safetensors"
+    theirs = weights.read_bytes()
+    weights.write_bytes(theirs[:-1] + bytes([theirs[-1] ^ 1]))
+    assert str(go(2)) == (
+        f"{model} (config.model) has another content than when this run began: restore it, or go on in a "
+        "fork, which takes it as it is."
+    )
+    assert len(rows(workdir / "metrics.jsonl")) == 1
+    weights.write_bytes(theirs)
+    assert go(2) == {} and len(rows(workdir / "metrics.jsonl")) == 2
+    path = workdir / "checkpoints" / checkpoint.name(2) / "state.json"
+    saved = load(path)
+    assert saved["state"].pop(checkpoint.INPUTS).keys() == {"config.model"}
+    path.write_text(json.dumps(saved))  # as runs wrote it that kept no digests
+    weights.write_bytes(theirs[:-1] + bytes([theirs[-1] ^ 1]))
+    assert go(None)["steps"] == 3
 
 
 def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, monkeypatch):

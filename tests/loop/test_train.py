@@ -239,6 +239,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, q
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, tmp_path, quick):
     workdir = tmp_path / "damaged"
     shutil.copytree(finished, workdir)
+    (workdir / "summary.json").unlink()  # of a run that is not finished
     newest = max((workdir / "checkpoints").glob("step_*"))
     victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:-100])

@@ -336,11 +336,12 @@ def test_tasks_of_a_run_are_learned_but_none_near_an_evaluation_task(whole, tmp_
     run = tmp_path / "run"
     train(settings("static"), run, until=0)
     made, near = rows(run, "tasks.jsonl"), rows(run, "held_out.jsonl")[0]
-    given = [*made, {**near, "record": made[0]["record"]}, {**made[0], "id": "again"}]
+    near["record"], moved = made[0]["record"], {"scenario": made[0]["scenario"], "id": "moved"}
+    given = [*made, near, {**near, **moved}, {**made[0], "id": "again"}]
     (run / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
     summary = warm_start(asked(source=str(run), held_out=0.5), tmp_path / "warm")
     assert summary["demonstrations"] + summary["held_out"] == len(made)
-    assert summary["lost"] == {"near_evaluation": 1, "duplicate": 1}
+    assert summary["lost"] == {"evaluation_scenario": 1, "near_evaluation": 1, "duplicate": 1}
     assert [t["turns"] for t in rows(tmp_path / "warm", "tasks.jsonl")] == [t["turns"] for t in made]
 
 

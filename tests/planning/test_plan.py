@@ -400,6 +400,8 @@ def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
 def test_what_cannot_be_planned_is_named():
     with pytest.raises(ValueError, match="tensor=3 do not divide 8 devices"):
         plan.make_mesh(plan.TOPOLOGIES["h100-8"], {"tensor": 3})
+    with pytest.raises(ValueError, match="tensor=2, config.mesh.fsdp=5 need 10 of 8 devices"):
+        plan.make_mesh(plan.TOPOLOGIES["h100-8"], {"tensor": 2}, 5)
     with pytest.raises(ValueError, match="config.model is 'nowhere/Some-Model'.*Qwen3-4B-Instruct-2507"):
         plan.load_model("nowhere/Some-Model")
 
@@ -420,6 +422,23 @@ def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option,
     assert re.fullmatch(rf"Error: config\.{key} is '?{value}'?: it must be {rule}.*\n", done.stderr), (
         done.stderr
     )
+
+
+def test_the_axis_that_is_given_is_kept_and_else_takes_what_is_left(quick):
+    told = []
+    for options in ([], ["--config.mesh.fsdp=4"], ["--config.mesh.tensor=2", "--config.mesh.fsdp=2"]):
+        done = command(quick, "--topology=h100-8", "--pack_length=32768", *options)
+        assert done.returncode == 0, done.stderr
+        (line,) = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| h100-8")]
+        told.append((line[1], float(line[-3])))
+    assert [mesh for mesh, _ in told] == ["fsdp=8", "fsdp=4", "fsdp=2 tensor=2"]
+    assert told[0][1] < told[1][1]
+    four = [
+        line
+        for line in (ROOT / "docs/notes/memory.md").read_text().splitlines()
+        if "| v5p-8 | fsdp=4 | 32,768" in line
+    ]
+    assert f"| {told[1][1]} |" in "".join(four)
 
 
 def command(environ, *options):

@@ -356,10 +356,11 @@ def test_a_later_state_keeps_the_arrays_and_every_byte_of_it_is_checked(tmp_path
         with pytest.raises(TypeError):
             writer.save_state(tmp_path, 1, {"word": object()})
         assert checkpoint_of(tmp_path, writer)[2] == {"word": "b"}
-        writer.save_state(tmp_path, 1, {"word": "b", checkpoint.DIGEST: "of the run's config"})
+        own = {checkpoint.DIGEST: "of the run's config", checkpoint.INPUTS: {"config.model": "of its files"}}
+        writer.save_state(tmp_path, 1, {"word": "b", **own})
     checkpoint.copy(tmp_path, 1, tmp_path / "copy")
     assert checkpoint.restore(tmp_path / "copy", arrays(0))[2] == {"word": "b"}
-    assert checkpoint.restore(tmp_path, arrays(0))[2].pop(checkpoint.DIGEST)
+    assert checkpoint.restore(tmp_path, arrays(0))[2] == {"word": "b", **own}
     with closing(checkpoint.Writer()) as writer:
         writer.save_state(tmp_path, 1, {"word": "b"})
     manifest = tmp_path / "step_00000001" / "manifest.json"

@@ -663,10 +663,31 @@ def test_a_run_says_which_template_it_uses_and_its_policy_carries_it(tmp_path, c
 def test_a_score_names_a_template_that_would_rewrite(tmp_path, quick):
     model, output = folder_with(HYBRID, tmp_path / "model"), tmp_path / "score.json"
     program = [ROOT / "experiments" / "evaluate.py", f"--model={model}", f"--output={output}"]
-    done = forked.run([*program, "--max_length=64", "--max_new_tokens=8"], quick)
+    small = ["--category=live_parallel", "--max_length=1024", "--max_new_tokens=8"]
+    done = forked.run([*program, *small], quick)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(output.read_text())["protocol"]["chat_template"]
     assert told in done.stdout and "they stay as they were sampled, thoughts included" in told
+
+
+@pytest.mark.slow
+def test_the_prompt_is_shown_in_the_format_of_calls(quick):
+    """With code, the user's message documents the tools."""
+    program = [ROOT / "experiments" / "show_prompt.py", "--task=multi_turn_base_3"]
+    shown = {}
+    for written in WRITINGS:
+        done = forked.run(
+            [*program, "--model=models/tiny_qwen3", "--benchmark=bfcl", f"--tool_call_format={written}"],
+            quick,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        shown[written] = done.stdout
+    tokenizer = load_tokenizer(ROOT / "models" / "tiny_qwen3")
+    task = next(t for t in bfcl.tasks("all", {}) if t.id == "multi_turn_base_3")
+    for written, text in shown.items():
+        chat = Chat(tokenizer).writing(written)
+        assert text.startswith(chat.decode(chat.prompt(bfcl.tools(task), task.turns[0].query)) + "\n")
+    assert "system and 18 tools" in shown["json"] and "user and 18 tools" in shown["python"]
 
 
 @pytest.mark.slow

@@ -265,6 +265,8 @@ class Model:
             many = abstractor.propose_goals(exploration, Limits(12), BFCL.action_pattern)
             pairs = itertools.starmap(joined, itertools.combinations(many, 2))
             goals = [both for both in pairs if both][: limits.proposals]
+        if found := re.search(r"what was planned: steps ([\d, ]*\d)(?:, and then others up to (\d+))?", user):
+            goals = [*goals[: limits.proposals - 1], following(exploration, *found.groups())]  # named last
         tasks = []
         for goal in goals:
             said = self.said(goal, rng)
@@ -336,6 +338,14 @@ CHANGING = (
     "mention",
 )
 SPOILT = ("missing_step", "wrong_argument", "not_said")
+
+
+def following(exploration, planned, least):
+    """The goal of the planned steps and, up to the least number, of those that came after them."""
+    steps, wanted = exploration.triplets, [int(n) for n in planned.split(", ")]
+    round = steps[wanted[-1]].round
+    later = [t.index for t in steps[wanted[-1] + 1 :] if t.round == round and not t.observation.error]
+    return Goal(exploration, (*wanted, *later[: max(0, int(least or 0) - len(wanted))]))
 
 
 def joined(one, other):

@@ -333,6 +333,47 @@ def test_a_task_that_holds_a_whole_evaluation_task_is_refused():
     assert guard.nearest(said("new", c[6], c[7], c[0])).similarity > 0.7  # without its pwd
 
 
+@pytest.mark.parametrize("said", [True, False])
+def test_a_copy_that_says_a_default_or_leaves_it_out_is_refused(said):
+    """Copies all tasks of BFCL's development and test halves, in new words."""
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    tools, guard = build.family(config).tools, leak_guard(config, [])
+    changed = 0
+    for one in build.benchmark_tasks(config):
+        functions = [doc["function"] for doc in tools(one)]
+        optional = {
+            f["name"]: {
+                name: schema["default"]
+                for name, schema in f["parameters"]["properties"].items()
+                if name not in f["parameters"]["required"] and "default" in schema
+            }
+            for f in functions
+        }
+
+        def other(call):
+            own, mine = dict(call.arguments), optional[call.name]
+            if said:
+                return Call(call.name, mine | own)
+            return Call(call.name, {k: v for k, v in own.items() if k not in mine or mine[k] != v})
+
+        turns = [Turn(f"Kindly do {n}.", tuple(map(other, t.calls))) for n, t in enumerate(one.turns)]
+        copy = dataclasses.replace(one, id="copy", turns=tuple(turns))
+        changed += copy.calls != one.calls
+        assert guard.nearest(copy)[:2] == ("calls", 1.0)
+    assert changed >= 9
+
+
+def test_an_argument_other_than_the_default_still_tells_calls_apart():
+    schema = {"type": "object", "properties": {"a": {"default": 1}, "b": True, "c": {"default": 0}}}
+    schema["required"] = ["c"]
+    tools = lambda task: [{"function": {"name": "f", "parameters": schema}}]
+    said = lambda id, **own: Task(id, "bfcl", {}, (Turn(f"Query {id}.", (Call("f", own),)),))
+    guard = LeakGuard([said("one", a=1, b=2, c=0)], tools=tools)
+    assert guard.nearest(said("new", b=2, c=0)).measure == "calls"
+    for own in ({"a": 2, "b": 2, "c": 0}, {"b": 2}, {"a": 1, "b": 2, "c": 3}):
+        assert guard.nearest(said("new", **own)).measure == "features", own
+
+
 def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():
     turns = lambda *queries: Task("x", "bfcl", {}, tuple(Turn(query) for query in queries))
     assert ngrams(turns("a b")) == Counter([" a ", "a b", " b ", " a b", "a b ", " a b "])

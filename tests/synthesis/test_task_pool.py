@@ -54,6 +54,14 @@ def test_add_reports_duplicates_by_scenario_and_calls_whatever_the_wording():
     assert reload(pool).add([same]) == ["duplicate"]
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    filled(1).write(path)
+    path.write_bytes(path.read_bytes() + b"\xff\xfe\n")
+    with pytest.raises(ValueError, match=f"Line 2 of {path} is no task .UnicodeDecodeError"):
+        TaskPool.read(path)
+
+
 def test_true_is_not_one_and_the_split_into_turns_matters():
     pool = TaskPool()
     calls = (Call("ls", {"a": True}), Call("ls", {"a": True}))

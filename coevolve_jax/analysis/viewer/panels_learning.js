@@ -50,7 +50,9 @@ const LEARNING = [
   },
   {
     title: "Held-out success",
-    reading: "Tasks whose answers are never trained on; lines through points are 95% intervals over scenarios.",
+    reading:
+      "Tasks whose answers are never trained on. After one or two evaluations a line through a point is its 95% " +
+      "interval over scenarios. From three on the curve has a band of them. Curves of weak tools have no interval.",
     has: (run) => run.held_out || run.evaluations.length,
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {

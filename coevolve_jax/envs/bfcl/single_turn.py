@@ -97,18 +97,21 @@ def _half(task: Task) -> int:
 def with_examples(task: Task, count: int, seed: int) -> Task:
     """Draws worked examples: development tasks of the same category, no two of which are alike.
 
-    Their functions are offered too, after the task's own. The same seed gives a task the same examples.
-    ValueError if there are fewer.
+    Their functions are offered too, after the task's own; an example with another function of a name that is
+    offered is passed over. The same seed gives a task the same examples. ValueError if there are fewer.
     """
     worked = {alike(t): t for t in _worked(task.scenario["category"])}
     known = [t for label, t in worked.items() if label != alike(task)]
-    if count > len(known):
-        raise ValueError(f"{task.id} has {len(known)} worked examples at most: {count} are asked for.")
-    drawn = random.Random(f"{seed} {task.id}").sample(known, count)
-    offered = {f["name"]: f for t in (*drawn[::-1], task) for f in t.scenario["functions"]}
-    own = [f["name"] for f in task.scenario["functions"]]  # first: the checker reads the first of `simple`
-    functions = [offered[name] for name in dict.fromkeys([*own, *offered])]
-    scenario = {**task.scenario, "functions": functions}
+    # The task's own functions come first: the checker reads the first of `simple`.
+    offered, drawn = {f["name"]: f for f in task.scenario["functions"]}, []
+    for example in random.Random(f"{seed} {task.id}").sample(known, len(known)):
+        functions = {f["name"]: f for f in example.scenario["functions"]}
+        if len(drawn) < count and all(offered.get(name, f) == f for name, f in functions.items()):
+            drawn.append(example)
+            offered |= functions
+    if count > len(drawn):
+        raise ValueError(f"{task.id} has {len(drawn)} worked examples at most: {count} are asked for.")
+    scenario = {**task.scenario, "functions": list(offered.values())}
     return dataclasses.replace(task, scenario=scenario, examples=tuple(t.turns[0] for t in drawn))
 
 

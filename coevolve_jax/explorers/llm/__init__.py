@@ -1,7 +1,8 @@
 """The paper's explorer: a language model plays the four roles, over any server with the OpenAI protocol.
 
-The prompts are prompts/*.md, a file for each kind of question. An answer is data: it is bounded and checked
-against a schema. Only a call to a tool that the environment offers is executed.
+The prompts are prompts/*.md, a file for each kind of question. Those about a task begin with system.md.
+An answer is data: it is bounded and checked against a schema. Only a call to a tool that the environment
+offers is executed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def played_by(name: str, client: answers.Client, family: Family) -> Roles:
         name,
         Reflector(client, family.tools, family.action_pattern),
         Explorer(client),
-        Abstractor(client),
+        Abstractor(client, family.action_pattern),
         Validator(client),
         client.costs,
         client.llm_calls,

@@ -6,27 +6,34 @@ The model names steps by number and writes no calls. So the environment has exec
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 
 from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.llm.lines import history, lead, question, tool_lines
+from coevolve_jax.explorers.plans import fulfilled
 from coevolve_jax.llm.answers import Client
-from coevolve_jax.types import Turn
+from coevolve_jax.llm.prompting import visible
+from coevolve_jax.types import Call, Triplet, Turn
 
 
 class TurnAnswer(BaseModel):
-    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+    query: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, min_length=1, max_length=2000),
+        BeforeValidator(lambda text: visible(text) if isinstance(text, str) else text),
+    ]
     steps: list[int] = Field(min_length=1, max_length=20)
 
 
 class TaskAnswer(BaseModel):
     """difficulty: from 1 to 5."""
 
-    description: str = Field(max_length=500)
+    description: Annotated[str, Field(max_length=500), AfterValidator(visible)]
     difficulty: int = Field(ge=1, le=5)
     turns: list[TurnAnswer] = Field(min_length=1, max_length=6)
 
@@ -36,8 +43,8 @@ class Tasks(BaseModel):
 
 
 class Abstractor:
-    def __init__(self, client: Client):
-        self._client = client
+    def __init__(self, client: Client, action_pattern: Callable[[Call], str]):
+        self._client, self._action_pattern = client, action_pattern
 
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
@@ -49,7 +56,8 @@ class Abstractor:
                 int(e.rng.integers(2**31)),
                 {"context": e.context.id},
                 tools=tool_lines(_used(e)),
-                rounds=[list(own) for own in _rounds(e)],
+                rounds=[history(own) for own in _rounds(e.triplets)],
+                planned=self._planned(e, limits.of(e.context)),
                 limits=limits.of(e.context),
                 **lead(e.context),
             )
@@ -63,9 +71,7 @@ class Abstractor:
         }
         wanted = [found.get(id(e), []) for e in explorations]
         goals = [
-            Goal(e, tuple(i for turn in task.turns for i in turn.steps))
-            for e, own in zip(explorations, wanted, strict=True)
-            for task in own
+            Goal(e, tuple(_steps(task))) for e, own in zip(explorations, wanted, strict=True) for task in own
         ]
         solutions = iter(shorten(goals))
         return [
@@ -73,14 +79,26 @@ class Abstractor:
             for e, own in zip(explorations, wanted, strict=True)
         ]
 
+    def _planned(self, exploration: Exploration, limits: Limits) -> tuple[int, ...]:
+        """Returns the steps of the first round that followed the context's whole plan; () where none did."""
+        plan, rounds = exploration.context.plan, _rounds(_sound(exploration))
+        for steps in rounds:
+            found = fulfilled(plan, steps, self._action_pattern) if len(steps) >= limits.min_calls else ()
+            if 0 < len(found) <= limits.max_calls:
+                return found
+        return ()
+
     def _sound_tasks(self, exploration: Exploration, answer: Tasks, limits: Limits) -> list[TaskAnswer]:
         """Keeps tasks within the limits, made of successful steps of one round, each once and in order.
 
-        Refusals count in `costs` as llm_refused/REASON.
+        Those that do all that was planned come first, the shortest before the others. Refusals count in
+        `costs` as llm_refused/REASON.
         """
         rounds, kept = {t.index: t.round for t in _sound(exploration)}, []
-        for task in answer.tasks:
-            steps = [i for turn in task.turns for i in turn.steps]
+        planned = self._planned(exploration, limits)
+        extra = lambda steps: len(steps) if planned and set(planned) <= set(steps) else math.inf
+        for task in sorted(answer.tasks, key=lambda task: extra(_steps(task))):
+            steps = _steps(task)
             if not set(steps) <= rounds.keys():
                 refusal = "no_such_step"
             elif len({rounds[i] for i in steps}) > 1:
@@ -110,7 +128,7 @@ class Abstractor:
         for task, solution in zip(tasks, solutions, strict=True):
             if solution is None:
                 refusal = "not_reproducible"
-            elif not {i for turn in task.turns for i in turn.steps} <= {t.index for t in solution.steps}:
+            elif not set(_steps(task)) <= {t.index for t in solution.steps}:
                 refusal = "needless_step"  # the query asks for something that the goal does not need
             elif not limits.min_calls <= len(solution.steps) <= limits.max_calls:
                 refusal = "too_short_or_long"
@@ -149,14 +167,16 @@ def _proposal(exploration: Exploration, task: TaskAnswer, solution: Goal) -> Pro
     )
 
 
-def _sound(exploration: Exploration) -> list:
+def _steps(task: TaskAnswer) -> list[int]:
+    return [i for turn in task.turns for i in turn.steps]
+
+
+def _sound(exploration: Exploration) -> list[Triplet]:
     return [t for t in exploration.triplets if not t.observation.error]
 
 
-def _rounds(exploration: Exploration) -> list[list[str]]:
-    return [
-        history(list(own)) for _, own in itertools.groupby(exploration.triplets, key=lambda step: step.round)
-    ]
+def _rounds(triplets: Sequence[Triplet]) -> list[list[Triplet]]:
+    return [list(own) for _, own in itertools.groupby(triplets, key=lambda step: step.round)]
 
 
 def _used(exploration: Exploration) -> list[dict]:

@@ -36,8 +36,9 @@ def requests(task: Task) -> list[str]:
 
 
 def lead(context: Context) -> dict:
-    """The findings of reflection, as values for a prompt."""
+    """The task and the findings of reflection, as values for a prompt."""
     return {
+        "system": line(context.task.system),
         "signal": context.signal or "free",
         "requests": requests(context.task),
         "summary": line(context.summary),

@@ -40,6 +40,7 @@ class Reflector:
                 signal=e.signal.kind,
                 pattern=e.signal.pattern,
                 tools=own,
+                system=line(e.task.system),
                 requests=requests(e.task),
                 reference=[self._action_pattern(call) for call in e.task.calls],
                 shown=_steps(e.trajectory),

@@ -48,6 +48,7 @@ class Validator:
                 "judge",
                 seed_of(p.context.id, *map(signature, p.calls)),
                 {"context": p.context.id, "triplets": p.triplets},
+                system=line(p.context.task.system),
                 description=line(p.description),
                 turns=[
                     {

@@ -19,6 +19,7 @@ from coevolve_jax.types import Call, Triplet, Turn
 
 SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # shares of goals by steps, before shortening
 TURN_SHARES = (0.6, 0.3, 0.1)  # shares of tasks with 1, 2, 3 user turns, if the calls suffice
+TURN_DECAY = 0.5  # each further turn is so much rarer than the one before
 OBJECTS = "a an the its it their them his her your whether".split()  # words that follow a verb, and no noun
 NO_VERB = ("ss", "us", "is", "as", "os", "'s", "series", "species")  # how other words end: "this", "status"
 BARE = ("sses", "shes", "ches", "xes", "oes", "ocuses")  # the verb has no "e" of its own: "searches"
@@ -79,8 +80,7 @@ class Abstractor:
         """Splits a solution into user turns and words them."""
         rng, calls = exploration.rng, tuple(t.call for t in solution.steps)
         least = min(limits.min_turns, len(calls))
-        # The least number may lie beyond the shares: then it is the only one.
-        shares = np.array(TURN_SHARES[least - 1 : min(limits.max_turns, len(calls))] or (1.0,))
+        shares = turn_shares(min(limits.max_turns, len(calls)))[least - 1 :]
         count = least + int(rng.choice(len(shares), p=shares / shares.sum()))
         cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
         turns = tuple(
@@ -101,6 +101,12 @@ class Abstractor:
         if self._phrase is not None:
             return self._phrase(steps[:start], steps[start:end], tools, rng, self._wording)
         return word([step.call for step in steps[start:end]], tools, rng, self._wording)
+
+
+def turn_shares(most: int) -> np.ndarray:
+    """Returns the shares of tasks with 1 to `most` user turns [most], up to a factor."""
+    longer = TURN_SHARES[-1] * TURN_DECAY ** np.arange(1, most - len(TURN_SHARES) + 1)
+    return np.array([*TURN_SHARES, *longer])[:most]
 
 
 def propose_goals(

@@ -25,6 +25,7 @@ KEPT = 128  # tasks whose banks are cached; D_t may grow to many more
 # Weights among options. An action in focus gets FOCUS, another that this round has seen SEEN. MADE multiplies
 # the weight of a call that this round has made.
 FOCUS, SEEN, MADE = 4.0, 0.3, 0.1
+WIDEST = 0.8  # greatest share of the focus's neighbours with a forgetting signal, which grows by the round
 
 
 class Explorer:
@@ -153,7 +154,7 @@ def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
     next_to = np.array([float(any(related(t, f) for f in focus)) for t in box.values()]) * (1 - on)
     rarest = np.array([float(n == e.context.focus_pattern[0]) for n in box])
     assert e.context.signal is not None  # without one there is no focus
-    share = {"forgetting": 0.2 + 0.2 * e.round, "boundary": 0.3}.get(e.context.signal, 0.5)
+    share = {"forgetting": min(0.2 + 0.2 * e.round, WIDEST), "boundary": 0.3}.get(e.context.signal, 0.5)
     spread = 0.05 * fresh / fresh.sum()
     if e.context.signal not in ("forgetting", "boundary"):
         on = on + 2 * rarest

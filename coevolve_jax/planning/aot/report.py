@@ -15,7 +15,11 @@ from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
 
 
 def compiled(
-    config: ConfigDict, name: str, size: programs.Size, lengths: batches.Lengths | None = None
+    config: ConfigDict,
+    name: str,
+    size: programs.Size,
+    lengths: batches.Lengths | None = None,
+    fsdp: int = 0,
 ) -> str:
     """Compiles a run's programs for a topology and reports in Markdown.
 
@@ -26,12 +30,13 @@ def compiled(
       config: of a run.
       name: of a topology.
       lengths: of the rollouts for which the time is estimated. None: each fills a row.
+      fsdp: as in `plan.make_mesh`.
 
     Raises:
       ValueError: the compilers are not installed, or the topology, the mesh or the model does not allow it.
     """
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
-    axes = dict(plan.make_mesh(topology, config.mesh).shape)
+    axes = dict(plan.make_mesh(topology, config.mesh, fsdp).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
     planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length, run=config)
     holders, context = sharding.row_parts(mesh), sharding.context_parts(mesh)
@@ -75,14 +80,16 @@ def compiled(
     return "\n".join(lines)
 
 
-def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
+def decoding(config: ConfigDict, name: str, rows: int, columns: int, fsdp: int = 0) -> str:
     """Reports in Markdown what the in-process engine takes of a topology to sample a token.
 
     name: the topology. rows: conversations that each sample a token. columns: tokens that the cache has for
-    each. Raises ValueError as `compiled` does, and where the cache does not fit.
+    each. fsdp: as in `plan.make_mesh`.
+
+    Raises ValueError as `compiled` does, and where the cache does not fit.
     """
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
-    axes = dict(plan.make_mesh(topology, config.mesh).shape)
+    axes = dict(plan.make_mesh(topology, config.mesh, fsdp).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
     if rows % sharding.token_parts(mesh):
         raise ValueError(

@@ -3,6 +3,7 @@
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Goal, Proposal, Roles
 from coevolve_jax.explorers.evidence import focus, mistakes, signature
+from coevolve_jax.explorers.plans import fulfilled
 from coevolve_jax.explorers.scripted.arguments import Bank, fill
 from coevolve_jax.explorers.scripted.tools import toolbox
 from coevolve_jax.types import Context, Turn
@@ -33,6 +34,9 @@ class Explorer:
 
 
 class Abstractor:
+    def __init__(self, family):
+        self.family = family
+
     def abstract(self, explorations, limits, shorten):
         goals = [self.goals(e, limits) for e in explorations]
         solutions = iter(shorten([goal for own in goals for goal in own]))  # one request for all
@@ -41,9 +45,12 @@ class Abstractor:
     def goals(self, e, limits):
         rounds = {t.round: [] for t in e.triplets}
         for t in e.triplets:
-            rounds[t.round] += [] if t.observation.error else [t.index]
-        usable = [r for r in rounds.values() if len(r) >= limits.min_calls][: limits.proposals]
-        return [Goal(e, tuple(e.rng.choice(r, limits.min_calls, replace=False))) for r in usable]
+            rounds[t.round] += [] if t.observation.error else [t]
+        usable = [r for r in rounds.values() if len(r) >= limits.min_calls]
+        planned = [fulfilled(e.context.plan, r, self.family.action_pattern) for r in usable]
+        drawn = [e.rng.choice([t.index for t in r], limits.min_calls, replace=False) for r in usable]
+        wanted = [*filter(None, planned), *map(tuple, drawn)]  # what follows the plan comes first
+        return [Goal(e, steps) for steps in wanted[: limits.proposals]]
 
     def tasks(self, e, limits, solutions):
         fit = [s for s in solutions if s and limits.min_calls <= len(s.steps) <= limits.max_calls]
@@ -58,4 +65,4 @@ class Abstractor:
 
 def make(config, family):
     judge = scripted.make(config, family).validator
-    return Roles("sweep", Reflector(family), Explorer(), Abstractor(), judge)
+    return Roles("sweep", Reflector(family), Explorer(), Abstractor(family), judge)
