@@ -50,9 +50,9 @@ def settled(config: ConfigDict) -> ConfigDict:
     Evaluations get the limits that they have now, and whole groups are kept on disk.
 
     Raises ValueError, in one sentence, where the config has no section `harness`, could not run (as
-    `train.train`), names no seeds or an
-    unknown lever. Raises it too where training or the evaluation would read the
-    test split, for held-out queries, and where all runs would share one folder of checkpoints or of weights.
+    `train.train`), or names no seeds or an unknown lever. Also where training or the evaluation would read
+    the test split, for held-out queries, and where all runs would share one folder of checkpoints or of
+    weights.
     """
     c = config
     if "harness" not in c:

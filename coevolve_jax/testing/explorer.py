@@ -64,8 +64,8 @@ def check_explorer(
 
     scenarios: about ten bare ones. In some of them the explorer must find a task that is accepted.
     deterministic: False where the generators do not determine the answers, as with an LLM that samples. Equal
-    runs may then differ, and so may a batch and its entries one by one. Most plans,
-    not all, must then come first in abstraction.
+    runs may then differ, and so may a batch and its entries one by one. Most plans, not all, must then come
+    first in abstraction.
 
     Raises:
       AssertionError: one sentence that names the role and its fault.
