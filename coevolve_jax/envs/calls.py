@@ -50,7 +50,7 @@ def signatures(docs: Sequence[Mapping]) -> dict[str, Signature]:
 def defaults(docs: Sequence[Mapping]) -> dict[str, dict[str, Any]]:
     """Values that tools take for parameters left out, by tool and parameter, from the schemas of `tools`."""
     found: dict[str, dict[str, Any]] = {}
-    for function in (doc["function"] for doc in docs):
+    for function in (doc.get("function", doc) for doc in docs):  # a benchmark may write documents of its own
         takes = function.get("parameters", {})
         properties, required = takes.get("properties", {}), takes.get("required", ())
         said = {k: p for k, p in properties.items() if isinstance(p, Mapping) and "default" in p}

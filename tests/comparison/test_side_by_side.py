@@ -1,5 +1,6 @@
 """Processes side by side: their cores, failures, second attempts, order, and an end on request."""
 
+import functools
 import os
 import signal
 import sys
@@ -114,7 +115,10 @@ def test_each_process_has_its_share_of_the_cores_and_what_the_environment_says(t
     [(signal.SIGTERM, preemption.Preempted), (signal.SIGINT, KeyboardInterrupt)],
     ids=["SIGTERM", "Ctrl-C"],
 )
-def test_asked_to_end_it_asks_its_processes_and_waits_for_them(number, raises, tmp_path):
+def test_asked_to_end_it_asks_its_processes_and_waits_for_them(number, raises, tmp_path, request):
+    # A shell's background jobs, and so their tests, ignore Ctrl-C.
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = f"""
 def end(*_):
     time.sleep(0.2); (here / "saved").touch(); sys.exit({preemption.STATUS})

@@ -557,7 +557,7 @@ def test_a_file_of_as_many_tasks_as_a_batch_has_is_enough(tmp_path, count):
 
 
 def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
-    """Tasks from a file are compared with the held-out tasks, like explored ones."""
+    """Tasks from a file may not lie in scenarios of the evaluation, as explored ones cannot."""
     held_out, balanced, made = begun(tmp_path / "one", settings(testbed=False, seed=SEED))
     path = tmp_path / "given.jsonl"
     taken = [{**task, "record": made[0]["record"]} for task in (held_out[0], balanced[0])]
@@ -568,7 +568,7 @@ def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     initial = load(saved / "state.json")["state"]["initial"]
     assert (initial["proposed"], initial["added"]) == (len(made) + 2, len(made))
-    assert initial["refused"] == {"near_evaluation": 2}
+    assert initial["refused"] == {"evaluation_scenario": 2}
 
 
 def test_a_run_does_not_begin_with_fewer_tasks_than_it_is_to_have(tmp_path):

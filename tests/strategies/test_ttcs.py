@@ -26,9 +26,13 @@ pytestmark = pytest.mark.slow
 QUERIES = {"evaluation.queries": 4}
 
 
+NO_TOOLS = {"toolsets": [], "excluded": []}  # for BFCL's documents of a scenario's tools
+
+
 def query(n: int, *names: str) -> Task:
     calls = tuple(Call(name, {"x": n}) for name in names)
-    return Task(f"query-0-{n}", "made_up", {"id": n}, (Turn(f"do {n}", calls),), lineage=Lineage(QUERY))
+    scenario = {"id": n, **NO_TOOLS}
+    return Task(f"query-0-{n}", "made_up", scenario, (Turn(f"do {n}", calls),), lineage=Lineage(QUERY))
 
 
 def group(task: Task, agreeing: int, k: int = 8, solved: bool = False) -> Group:
@@ -158,6 +162,7 @@ def test_a_run_without_queries_or_without_room_for_them_is_refused():
 
 def test_only_a_strategy_that_needs_queries_has_them_in_d_t_and_may_come_near_them():
     other = made_up_task("held_out-0-0", np.random.default_rng(0), "held_out")
+    other = dataclasses.replace(other, scenario={**other.scenario, **NO_TOOLS})
     held_out = [query(1, "a"), query(2, "b"), other]
     near = dataclasses.replace(query(1, "a"), id="signal-3-0")
     for name, ids in (("ttcs", ["query-0-1", "query-0-2"]), ("static", [])):

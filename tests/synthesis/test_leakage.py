@@ -485,6 +485,7 @@ def letters(texts):
 def test_a_config_turns_on_each_measure_of_the_words_and_sets_its_threshold(measure, key, also, cosines):
     config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
     held_out = task("held out", ("mv", "summer_3"), ("grep", "alpha_1"))
+    held_out = dataclasses.replace(held_out, scenario={"toolsets": ["GorillaFileSystem"], "excluded": []})
     words = held_out.turns[0].query.replace("another", "one more")
     near = Task("near", "bfcl", {}, (Turn(words, (Call("quite_another", {}),)),))
     assert leak_guard(config, [held_out]).check(near) is None
