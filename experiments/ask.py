@@ -19,7 +19,7 @@ from absl import app, flags, logging
 
 from coevolve_jax import shipped
 from coevolve_jax.config import parse_flags
-from coevolve_jax.llm.prompting import CONTROL
+from coevolve_jax.llm.prompting import visible
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.", required=True)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
@@ -81,16 +81,11 @@ def ask(questions: list[str]) -> None:
             seconds = time.monotonic() - start
             ended = answer.finish == "stop"
             said = chat.decode(answer.ids[:-1] if ended else answer.ids)
-            print(f"\n> {question}\n{printable(said)}")
+            print(f"\n> {question}\n{visible(said).expandtabs()}")
             print(
                 f"[{len(answer.ids)} tokens in {seconds:.1f} s, {len(answer.ids) / seconds:.0f} a second"
                 f"{'' if ended else '; cut, see --max_new_tokens'}]"
             )
-
-
-def printable(text: str) -> str:
-    """Leaves out characters that a terminal would obey, other than ends of lines. Tabs become spaces."""
-    return "\n".join(CONTROL.sub("", row) for row in text.expandtabs().splitlines())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from coevolve_jax.llm.prompting import CONTROL
+from coevolve_jax.llm.prompting import visible
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.rollout.chat import Chat, load_tokenizer
@@ -46,7 +46,7 @@ def test_a_file_is_converted_and_the_model_answers_as_greedy_decoding_does(file,
     for question, answer, number, cut in parts:
         text, ids, stopped = greedy(tmp_path / "model", question, 6)
         assert int(number) == ids  # a terminal gets what it can print
-        assert answer == "\n".join(CONTROL.sub("", line) for line in text.expandtabs().splitlines())
+        assert answer == visible(text).expandtabs()
         assert cut == ("" if stopped else "; cut, see --max_new_tokens")
 
 
