@@ -351,6 +351,14 @@ def test_the_published_table_follows_from_the_published_numbers(name):
         assert any(line.startswith(shown) and tested in line for line in page.splitlines()), d
 
 
+def test_what_shuffled_signals_cost_where_weak_tools_are_often_met():
+    rows = results.read_csv(HEADROOM / "spread_again" / "outcomes.csv.gz")
+    (d,) = compare(rows, METRICS["weak"], ["random", "placebo"], [("placebo", "random")])["planned"]
+    points, low, high = (f"{100 * d[key]:.1f}" for key in ("difference", "low", "high"))
+    page = " ".join(HEADROOM.with_suffix(".md").read_text().split())
+    assert f"shuffled signals end {points[1:]} points *below* free exploration ({low} to {high}, not" in page
+
+
 def assert_close(a, b):
     """Asserts equal JSON values, up to rounding."""
     if isinstance(a, dict):
