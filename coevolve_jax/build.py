@@ -87,9 +87,26 @@ def trained_dtype(learner: ConfigDict) -> str:
     """The dtype in which to load a policy that is to be trained. learner: that section of the config.
 
     It is that of the master weights, which begin as copies of the parameters. With LoRA the adapters are the
-    master weights. The parameters are then the frozen base, in the dtype of the computation.
+    master weights. The parameters are then the frozen base, in the dtype of the computation. A warm start
+    writes its policy in this dtype, so that the run which reads it begins as exactly that policy.
     """
     return learner.dtype if learner.lora_rank else learner.param_dtype
+
+
+def base_notes(config: ConfigDict) -> list[str]:
+    """Sentences for the user of LoRA on a base whose weights config.learner.dtype rounds; [] for any other.
+
+    Raises ValueError where config.model is no model folder.
+    """
+    c = config.learner
+    if not c.lora_rank or c.dtype in ("float32", stored := hf_io.dtype_of(config.model)):
+        return []
+    return [
+        f"The weights of config.model ({config.model}) are stored in {stored}, and LoRA's base is read in "
+        f"{c.dtype}, config.learner.dtype: the run trains, measures and writes the rounded weights with "
+        f"adapters, and policy/adapter/ is for the base in {c.dtype}; --config.learner.dtype=float32 rounds "
+        "nothing."
+    ]
 
 
 def family(config: ConfigDict) -> envs.Family:

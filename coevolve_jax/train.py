@@ -83,7 +83,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         return told if told and (until is None or until >= told["steps"]) else {}
     mesh = sharding.make_mesh(**c.mesh)
     if jax.process_index() == 0:
-        for note in idle.notes(c, fresh=not (workdir / "config.json").exists()):
+        fresh = not (workdir / "config.json").exists()
+        for note in [*idle.notes(c, fresh=fresh), *build.base_notes(c)]:
             print(note, file=sys.stderr)
     scenarios = build.scenarios(c) if jax.process_index() == 0 else []
     if jax.process_index() == 0:

@@ -45,7 +45,7 @@ def run() -> None:
     from coevolve_jax.harness.backtest import Check
     from coevolve_jax.harness.levers import changed
     from coevolve_jax.harness.start import settled, without_harness
-    from coevolve_jax.harness.store import Store, config_id
+    from coevolve_jax.harness.store import Store, config_id, cores_of_starts, other_cores
     from coevolve_jax.seeding import rng_for
 
     folder, seed, say = Path(_WORKDIR.value), _SEED.value, lambda text: print(text, flush=True)
@@ -56,7 +56,11 @@ def run() -> None:
     rows = calibration.read_rows(path, settings)
     config = settled(plan.with_values(configs.load_file(_CONFIG.value), _SET.value))
     start = without_harness(config)
-    store = Store(folder / "store", start, launch.programs(start, folder / "store" / "compiled"), _JOBS.value)
+    programs = launch.programs(start, folder / "store" / "compiled")
+    cores = cores_of_starts(folder / "store", _JOBS.value)
+    if note := other_cores(cores, _JOBS.value):
+        say(note)
+    store = Store(folder / "store", start, programs, _JOBS.value, cores)
 
     own = {salt: configs.override(start, {"rollout.salt": salt}) for salt in salts}
     first, file = store.workdir(own[salts[0]], seed), folder / "backtests.csv"

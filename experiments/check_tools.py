@@ -24,6 +24,7 @@ from ml_collections import config_flags
 
 from coevolve_jax import shipped
 from coevolve_jax.config import parse_flags
+from coevolve_jax.llm.prompting import line
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -44,7 +45,7 @@ def main(argv) -> None:
     try:
         sys.exit(check(argv[1] if len(argv) > 1 else None))
     except ValueError as error:
-        sys.exit(f"Error: {error}")
+        sys.exit(f"Error: {line(str(error))}")  # a server's words may be in it
     except KeyboardInterrupt:
         sys.exit(130)
 

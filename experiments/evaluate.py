@@ -181,10 +181,7 @@ def run() -> None:
     config.rollout.update(fixed_by_protocol(family))
     tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)
     if not tasks:
-        raise ValueError(
-            f"--split={_SPLIT.value} has no tasks of --category={','.join(_CATEGORIES.value)}: choose "
-            "another split or other categories; --help lists them."
-        )
+        raise ValueError(no_tasks(name))
     if _SHOTS.value and not any(task.examples for task in tasks):
         raise ValueError(
             f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
@@ -260,6 +257,19 @@ def run() -> None:
     print(table(rows, _ROLLOUTS.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+
+
+def no_tasks(name: str) -> str:
+    """Says why there is nothing to score. name: of the environment family."""
+    if _CATEGORIES.value:
+        return (
+            f"--split={_SPLIT.value} has no tasks of --category={','.join(_CATEGORIES.value)}: choose "
+            "another split or other categories; --help lists them."
+        )
+    remedy = "choose another split, or --benchmark=held_out for the tasks of a run."
+    if name == "tools":
+        remedy = f"let its class define get_reward(self) and return the request from reset, or {remedy}"
+    return f"The environment {name} has no tasks of its own in --split={_SPLIT.value}: {remedy}"
 
 
 def without_message(groups, limits) -> int:

@@ -29,7 +29,9 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the campaign.")
 _STORE = flags.DEFINE_string(
-    "store", None, "Folder of the runs, which campaigns may share; none: WORKDIR/store."
+    "store",
+    None,
+    "Folder of the runs, which campaigns may share; none: the campaign's own, at first WORKDIR/store.",
 )
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 _VERSIONS = flags.DEFINE_integer("versions", None, "config.harness.versions: versions to train.")
@@ -73,17 +75,32 @@ def main(argv) -> None:
             print(waiting, file=sys.stderr)
 
 
+def check_flags() -> None:
+    """Raises ValueError for a flag that another one contradicts, or that does nothing without another."""
+    told = lambda flag, value: f"--{flag.name}" if value is True else f"--{flag.name}={value}"
+    decided = [told(flag, flag.value) for flag in (_APPROVE, _REFUSE) if flag.value]
+    final = [told(flag, True) for flag in (_FINAL, _REOPEN) if flag.value]
+    if len(decided) > 1:
+        raise ValueError(f"{decided[0]} and {decided[1]} contradict each other: give one of them.")
+    if _REPLAY.value and (others := [*decided, *final]):
+        raise ValueError(f"--replay writes nothing, so {others[0]} has no effect with it: give one of them.")
+    if _WHY.value and not decided:
+        raise ValueError(f"{told(_WHY, _WHY.value)} has no effect without --approve or --refuse: give one.")
+    alone = [*(told(_REFERENCE, given) for given in _REFERENCE.value), *final]
+    if alone and not _FINAL.value:
+        raise ValueError(f"{alone[0]} has no effect without --final: give both.")
+
+
 def run() -> int:
+    check_flags()
     from coevolve_jax import config as configs
     from coevolve_jax import shipped
     from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan
     from coevolve_jax.harness import campaign, claim, final, launch, loop, parts, references, start, summary
-    from coevolve_jax.harness.store import Store, cores_of_a_run
+    from coevolve_jax.harness.store import Store, cores_of_a_run, other_cores
     from coevolve_jax.models import hf_io
 
-    if _REFERENCE.value and not _FINAL.value:
-        raise ValueError(f"--reference={_REFERENCE.value[0]} has no effect without --final: give both.")
     fresh = plan.parse_seeds(_FINAL_SEEDS.value, "final_seeds")
     given = {
         "versions": _VERSIONS.value,
@@ -94,9 +111,9 @@ def run() -> int:
     }
     changes = {f"harness.{name}": value for name, value in given.items() if value is not None}
     config, folder = configs.override(_CONFIG.value, changes), Path(_WORKDIR.value)
-    store_folder = Path(_STORE.value or folder / "store")
     # A campaign's folder takes no other config later: what can be checked is checked before it is made.
     configs.check_output("workdir", folder, folder=True)
+    store_folder = Path(_STORE.value or campaign.Campaign(folder).store() or folder / "store")
     if not _REPLAY.value:
         configs.check_output("store", store_folder, folder=True)
     note = start.shared(config, config_flags.get_override_values(flags.FLAGS["config"]))
@@ -124,9 +141,9 @@ def run() -> int:
         first = start.without_harness(config)
         programs = launch.programs(first, store_folder / "compiled")
         say = lambda text: print(text, flush=True)
-        began, cores = found.plan()["told"].get("cores", told["cores"]), told["cores"]
-        if began != cores:
-            say(f"It was begun with {began} cores a run. Runs made here have {cores}, so other last digits.")
+        began = found.plan()["told"].get("cores", told["cores"])
+        if note := other_cores(began, _JOBS.value):
+            say(note)
         store = Store(store_folder, first, programs, _JOBS.value, began)
         others = {given: references.changes(given, config, store) for given in _REFERENCE.value}
         page = lambda: report.write_report(folder)

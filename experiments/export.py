@@ -10,7 +10,8 @@
 parquet: tasks, trajectories and rollouts, with their columns in README.md. datasets: the training set, for
 datasets.load_from_disk. tfds: the training set or a benchmark, for TensorFlow Datasets. policy: a base with
 the adapters of a folder of peft, as a Hugging Face folder, which can be trained and served. Its weights have
-the base's dtype, or --dtype; bfloat16 can round small adapters away, which is then told.
+the base's dtype, or --dtype; bfloat16 can round small adapters away, which is then told. The base is read in
+the dtype of the run that trained the adapters, where a run of this package did.
 
 coevolve_jax/exports/tables.py documents the columns, coevolve_jax/tfds_tasks.py those of tfds. The first
 three need the extra of their name: pip install coevolve_jax[parquet]. A run with LoRA leaves its adapters in
@@ -98,8 +99,8 @@ def to_policy() -> None:
     if Path(_OUTPUT.value).resolve() == shipped.folder(base).resolve():
         raise ValueError(f"--output={_OUTPUT.value} is the base itself: name another folder.")
     configs.check_output("output", _OUTPUT.value, folder=True)
-    policy = build.policy(base)
-    adapters = peft_io.load(_ADAPTER.value, policy.config)
+    adapters = peft_io.load(_ADAPTER.value, hf_io.load_config(base))
+    policy = build.policy(base, dtype=adapters.base_dtype)
     dtype, notes = _DTYPE.value or hf_io.dtype_of(base), list(policy.chat.notes)
     own = policy.params, adapters.params, adapters.scale
     if dtype != "float32" and (lost := lora.rounded_away(*own, dtype)) > 0.5:

@@ -43,7 +43,7 @@ def run() -> None:
     from coevolve_jax.comparison import cells, plan
     from coevolve_jax.harness import bench, campaign, final, launch, loop
     from coevolve_jax.harness.start import settled, without_harness
-    from coevolve_jax.harness.store import Store
+    from coevolve_jax.harness.store import Store, other_cores
     from coevolve_jax.models import hf_io
 
     folder, fresh = Path(_WORKDIR.value), plan.parse_seeds(_FRESH.value, "fresh_seeds")
@@ -52,9 +52,11 @@ def run() -> None:
     final.check_fresh("fresh_seeds", fresh, seeds)
     for flag, known in ((_FAULTS, bench.FAULTS), (_ARMS, bench.ARMS)):
         bench.check_names(flag.name, flag.value, known)
+    cores = bench.cores_of_campaigns(folder / "campaigns", _JOBS.value)
     told = {
         "command": shlex.join(["python", "experiments/harness_bench.py", *sys.argv[1:]]),
         "machine": cells.machine(),
+        "cores": cores,
         "commit": cells.commit(),
         "date": f"{datetime.date.today()}",
     }
@@ -62,7 +64,9 @@ def run() -> None:
     settings = f"{_CONFIG.value} --versions={_VERSIONS.value} --fresh_seeds={','.join(map(str, fresh))}"
     bench.read_rows(path, settings)  # refuses a file of other settings before anything is run
     compiled, say = folder / "store" / "compiled", lambda text: print(text, flush=True)
-    store_of = lambda start: Store(folder / "store", start, launch.programs(start, compiled), _JOBS.value)
+    store_of = lambda start: Store(
+        folder / "store", start, launch.programs(start, compiled), _JOBS.value, cores
+    )
     answers = folder / "readings"
     read = lambda name, config, start: bench.success(store_of(start), answers, name, config, fresh)
     # All are checked before anything is run: a campaign's folder takes no other config later.
@@ -72,6 +76,8 @@ def run() -> None:
     }
     healthy = without_harness(starting["none"])
     hf_io.load_config(healthy.model)
+    if note := other_cores(cores, _JOBS.value):
+        say(note)
     for fault in _FAULTS.value:
         for seed in seeds:
             for arm in _ARMS.value:

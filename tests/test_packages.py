@@ -106,6 +106,7 @@ MAY_IMPORT = {
         "envs",
         "envs.tools.source",
         "explorers.scripted",
+        "llm.prompting",
         "synthesis",
         "rollout.chat",
     ),

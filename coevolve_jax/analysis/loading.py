@@ -74,7 +74,7 @@ class Run:
         return fate(
             self.summary.get("tasks")
             or {
-                **{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained")},
+                **{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained", "added")},
                 "refused": sum((Counter(e["refused"]) for e in evolutions), Counter()),
             }
         )
@@ -208,10 +208,24 @@ def _lines(path: pathlib.Path) -> list[dict]:
 
 
 def fate(tasks: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Turns a summary's "tasks" into (name, count): verdicts, then refusals, the most frequent first."""
-    refused = sorted(tasks["refused"].items(), key=lambda item: (-item[1], item[0]))
-    verdicts = [(name, tasks[name]) for name in ("proposed", "accepted", "retained")]
-    return verdicts + [(f"refused: {reason}", n) for reason, n in refused]
+    """Turns a summary's "tasks" into (name, count). Proposed are as many as added and refused together.
+
+    The refusals come last, the most frequent first. Tasks that were not proposed, since D_t had no room for
+    them, stand apart. "passed execution" and "passed in part" are shares of the proposed, added or not.
+    """
+    refused, proposed = Counter(tasks["refused"]), tasks["proposed"]
+    # A summary does not tell; where a strategy drafts tasks, a proposal may meet a full pool too.
+    added = tasks.get("added", proposed - refused.total() + refused["pool_full"])
+    never = max(0, added + refused.total() - proposed)
+    refused["pool_full"] -= never
+    return [
+        ("proposed", proposed),
+        ("passed execution", tasks["accepted"]),
+        ("passed in part", tasks["retained"]),
+        ("added", added),
+        *((f"refused: {reason}", n) for reason, n in sorted((+refused).items(), key=lambda i: (-i[1], i[0]))),
+        *([("not proposed: pool_full", never)] if never else []),
+    ]
 
 
 def is_query(task: Mapping) -> bool:

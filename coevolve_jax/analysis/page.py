@@ -50,8 +50,8 @@ def write_page(
     """Writes the page at `path`. The file is replaced atomically.
 
     rows: the full trajectories that view["trajectories"] lists, in the same order, then the origins of tasks
-    (origins.py). If the page would be larger than LARGEST, they go to files beside it, such as
-    report_data/part_000.js. These files must then travel with the page.
+    (origins.py). If the page would be larger than LARGEST, they go to files beside it, for report.html to
+    report_data/part_000.js and so on. These files must then travel with the page.
 
     live: the page asks its server for newer versions of itself.
     """
@@ -59,9 +59,12 @@ def write_page(
     for start, part in _parts(rows):
         texts.append(_pack(part))
         starts.append(start)
-    data = _pack(_json({**view, "part_starts": starts, "live": live}))
+    told = {**view, "part_starts": starts, "live": live}
+    data = _pack(_json(told))
     embedded = len(data) + sum(map(len, texts)) <= LARGEST - SCRIPT
     folder = path.with_name(f"{path.stem}_data")
+    if not embedded:
+        data = _pack(_json({**told, "part_folder": folder.name}))
     names = [] if embedded else [f"part_{number:03d}.js" for number in range(len(texts))]
     for name, text, number in zip(names, texts, range(len(texts))):
         folder.mkdir(exist_ok=True)

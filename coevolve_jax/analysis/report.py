@@ -41,7 +41,9 @@ def write_report(
     if is_campaign(workdir):
         write_page(path, *campaign_view(Campaign(pathlib.Path(workdir))), live)
     elif is_comparison(workdir):
-        write_page(path, comparison_view(load_comparison(workdir)), [], live)
+        way = os.path.relpath(os.path.realpath(workdir), os.path.realpath(path.parent))
+        folder = [] if way == os.curdir else list(pathlib.Path(way).parts)
+        write_page(path, {**comparison_view(load_comparison(workdir)), "folder": folder}, [], live)
     else:
         run = load_run(workdir)
         behind = origins(run)

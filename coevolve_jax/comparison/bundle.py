@@ -29,7 +29,8 @@ from coevolve_jax.comparison import results
 from coevolve_jax.comparison.arms import ARMS
 from coevolve_jax.comparison.cell_files import RAN, diverged, ended, finished
 from coevolve_jax.comparison.cells import begun
-from coevolve_jax.comparison.consistency import check_run
+from coevolve_jax.comparison.consistency import MISSHAPEN, check_run, check_tries
+from coevolve_jax.comparison.differences import METRICS
 from coevolve_jax.comparison.plan import JOINING, Cell, cell_config, start_config
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.records.files import read_lines
@@ -39,8 +40,20 @@ FINISHED = (
     "summary.json",  # last: its presence marks a finished run
 )  # fmt: skip
 DIVERGED = ("config.json", "failure.json")
-MOST = 256 * 2**20  # bytes of one file, so that a few compressed bytes cannot fill the memory
+# Bytes of one file, and of all cells' files: a few compressed bytes must fill neither memory nor disk.
+MOST, WHOLE = 2**28, 2**31
+LONGEST = 200  # bytes of a cell's name, which becomes that of a folder
 KEYS = {"plan", "commit", "machine", "date", "cells", "digest"}
+# Shapes (`_has`) of what is read of a plan. MORE: where it has some.
+ASKED = {
+    "config": dict, "arms": [str], "seeds": [int], "settings": [dict],
+    "reads": str, "machine": str, "date": str, "command": str,
+}  # fmt: skip
+MORE = {
+    "planned": [(str, str)],
+    "planned_later": [{"date": str, "planned": [(str, str)]}],
+    "extended": [{"date": str, "what": str}],
+}
 STARTS = {
     "initial_digest": "the tasks of D_0",
     "iid_digest": "the i.i.d. held-out tasks",
@@ -121,29 +134,82 @@ def read(path: Path) -> Bundle:
         made = json.loads((path / "bundle.json").read_text(encoding="utf-8"))
         if not isinstance(made, dict) or made.keys() != KEYS:
             raise ValueError(f"bundle.json must have the keys {', '.join(sorted(KEYS))}")
+        _check_text(made)
         if (found := _digest(made)) != made["digest"]:
             raise ValueError(f"its digest is {made['digest']!r}, and its content has {found}")
+        _check_asked(made["plan"])
         cells: dict[Cell, dict[str, bytes]] = {}
+        folders, contents, size = set[Path](), dict[str, bytes](), 0
         for entry in made["cells"]:
-            cell = _cell(entry)
-            names = tuple(entry["files"])
-            if {*names} - {RAN} not in (set(FINISHED), set(DIVERGED)) or cell in cells:
-                raise ValueError(f"{_named(cell)} has the files {', '.join(sorted(names))}, or stands twice")
-            cells[cell] = {name: _content(path, name, entry["files"][name]) for name in names}
+            cell, files = _cell(entry), entry["files"]
+            if {*files} - {RAN} not in (set(FINISHED), set(DIVERGED)) or cell.workdir(path) in folders:
+                raise ValueError(f"{_named(cell)} has the files {', '.join(sorted(files))}, or stands twice")
+            folders.add(cell.workdir(path))
+            for name, sha in files.items():
+                if sha not in contents:
+                    contents[sha] = _content(path, name, sha)
+                size += len(contents[sha])
+                if size > WHOLE:
+                    raise ValueError(f"the files of its cells have more than {WHOLE} bytes together")
+            cells[cell] = {name: contents[sha] for name, sha in files.items()}
         told = {key: str(made[key]) for key in ("commit", "machine", "date")}
-        return Bundle(path.resolve().name, str(made["digest"]), dict(made["plan"]), told, cells)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no whole bundle ({error}): {again}.") from None
+        return Bundle(path.resolve().name, str(made["digest"]), made["plan"], told, cells)
+    except MISSHAPEN as error:
+        raise ValueError(f"{path} is no whole bundle ({_said(error)}): {again}.") from None
+
+
+def _said(error: Exception) -> str:
+    """An error as a part of a sentence that a terminal may print: it may quote a file of others."""
+    text = f"{error}" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _check_text(value: Any) -> None:
+    """Raises ValueError for a text, at any depth, with characters that a terminal or a page would obey."""
+    if isinstance(value, str) and not value.isprintable():
+        raise ValueError(f"the text {value[:80]!r} cannot be printed")
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    for part in value if isinstance(value, list | tuple) else ():
+        _check_text(part)
+
+
+def _check_asked(asked: Mapping[str, Any]) -> None:
+    """Raises ValueError where a plan lacks what is read of it, or has something else there."""
+    there = {key: shape for key, shape in MORE.items() if asked.get(key, []) != []}
+    for key, shape in {**ASKED, **there}.items():
+        if not _has(asked.get(key), shape):
+            raise ValueError(f"{key} of its plan is missing, or has another shape")
+    if asked.get("primary") not in (None, *METRICS):
+        raise ValueError(f"primary of its plan is {asked['primary']!r}")
+
+
+def _has(value: Any, shape: Any) -> bool:
+    """Whether a value of JSON has a shape.
+
+    shape: a type; [a shape], of one value or more; (a shape, ...), of as many; {key: a shape}, with these
+      keys and perhaps others.
+    """
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(_has(value.get(key), own) for key, own in shape.items())
+    if isinstance(shape, tuple):
+        return isinstance(value, list) and len(value) == len(shape) and all(map(_has, value, shape))
+    if isinstance(shape, list):
+        return isinstance(value, list) and bool(value) and all(_has(part, shape[0]) for part in value)
+    return type(value) is shape
 
 
 def _cell(entry: Mapping[str, Any]) -> Cell:
-    """A cell as bundle.json lists it. Its name becomes a folder, so it must be a name."""
+    """A cell as bundle.json lists it. Its name becomes a folder's, so it must be a name, and not too long."""
     arm, seed = entry["arm"], entry["seed"]
     if not (isinstance(arm, str) and all(part.isidentifier() for part in arm.split("."))):
         raise ValueError(f"the arm {arm!r} is neither a name nor the dotted path of a module")
-    if type(seed) is not int or seed < 0:
-        raise ValueError(f"the seed of {arm} is {seed!r}")
-    return Cell(arm, seed, _setting(entry["setting"]))
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise ValueError(f"the seed of {arm[:LONGEST]} is {seed!r:.30}")
+    cell = Cell(arm, seed, _setting(entry["setting"]))
+    if len(cell.column.encode()) > LONGEST:
+        raise ValueError(f"the cell {cell.column[:30]!r}... has a name of more than {LONGEST} bytes")
+    return cell
 
 
 def _setting(items: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
@@ -165,8 +231,13 @@ def _content(path: Path, name: str, sha: str) -> bytes:
     return content
 
 
-def expand(bundle: Bundle, folder: Path) -> None:
-    """Writes the cells into `folder` as a comparison has them."""
+def expand(bundle: Bundle, folder: Path, made: Mapping[str, Any]) -> None:
+    """Writes the cells into `folder` as a comparison has them.
+
+    made: its plan, whose seeds and settings count. Raises ValueError, before it writes, for a cell of others.
+    """
+    for cell in bundle.cells:
+        _check_asked_for(bundle, cell, made)
     for cell, files in bundle.cells.items():
         cell.workdir(folder).mkdir(parents=True)
         for name in sorted(files, key="summary.json".__eq__):  # summary.json comes last
@@ -174,9 +245,10 @@ def expand(bundle: Bundle, folder: Path) -> None:
 
 
 def check(bundle: Bundle, folder: Path) -> None:
-    """Checks the cells of a bundle, expanded in `folder`, by its own plan. Raises ValueError as `join` does.
+    """Expands the cells of a bundle into `folder` and checks them by its own plan.
 
-    Its plan must name modules of ours only: a bundle must not choose what is imported.
+    Raises ValueError as `join` does. Its plan must name modules of ours only: a bundle must not choose what
+    is imported.
     """
     asked = bundle.plan
     try:
@@ -184,14 +256,14 @@ def check(bundle: Bundle, folder: Path) -> None:
             if "." in (name := asked["config"][section]["name"]):
                 raise ValueError(f"config.{section}.name is {name!r}, which is none of ours")
         config = ConfigDict(configs.filled(configs.renamed(asked["config"])))
-        made = {key: list(asked[key]) for key in ("seeds", "settings")}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except MISSHAPEN as error:
         raise ValueError(
-            f"{bundle.name}: its plan cannot be read ({error}): take it into a comparison of your own with "
-            f"{shipped.command('compare')} --join, and name that folder."
+            f"{bundle.name}: its plan cannot be read ({_said(error)}): take it into a comparison of your own "
+            f"with {shipped.command('compare')} --join, and name that folder."
         ) from None
+    expand(bundle, folder, asked)
     for cell in bundle.cells:
-        _check_cell(bundle, cell, folder, config, made, ours=False)
+        _check_cell(bundle, cell, folder, config, ours=False)
 
 
 def plan_of(bundles: Sequence[Bundle], made: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -239,9 +311,9 @@ def join(
         for place, bundle in enumerate(bundles):
             there = Path(beside) / f"{place}"
             _check_plan(bundle, made)
-            expand(bundle, there)
+            expand(bundle, there, made)
             for cell in bundle.cells:
-                _check_cell(bundle, cell, there, config, made, cell in chosen)
+                _check_cell(bundle, cell, there, config, cell in chosen)
             theirs = [(c, c.workdir(there), _named(c)) for c in bundle.cells if finished(c.workdir(there))]
             _check_starts(bundle, [*here, *theirs], known)
             taken, repeated, alike, others = 0, 0, 0, []
@@ -303,9 +375,9 @@ def _check_plan(bundle: Bundle, made: Mapping[str, Any]) -> None:
     ours = json.loads(json.dumps(made["config"]))
     try:
         theirs = _filled(configs.renamed(bundle.plan["config"]), ours)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except MISSHAPEN as error:
         raise ValueError(
-            f"{bundle.name}: its plan has no config that fits here ({error}): leave it out of --join."
+            f"{bundle.name}: its plan has no config that fits here ({_said(error)}): leave it out of --join."
         ) from None
     if theirs != ours:
         raise ValueError(
@@ -326,11 +398,9 @@ def _filled(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any
     return configs.numbers(configs.filled(theirs))
 
 
-def _check_cell(
-    bundle: Bundle, cell: Cell, there: Path, config: ConfigDict, made: Mapping[str, Any], ours: bool
-) -> None:
-    """Checks one cell, expanded in the folder `there`. ours: this comparison runs the same cell."""
-    where, seeds, workdir = f"{bundle.name}: {_named(cell)}", made["seeds"], cell.workdir(there)
+def _check_asked_for(bundle: Bundle, cell: Cell, made: Mapping[str, Any]) -> None:
+    """Checks that a plan has the cell's seed and setting, and that its arm is one. made: as in `expand`."""
+    where, seeds = f"{bundle.name}: {_named(cell)}", made["seeds"]
     if cell.arm not in ARMS and "." not in cell.arm:
         raise ValueError(
             f"{where}: there is no arm {cell.arm!r}: an arm of one's own has the dotted path of its module."
@@ -342,6 +412,11 @@ def _check_cell(
         )
     if cell.setting not in [_setting(setting.items()) for setting in made["settings"]]:
         raise ValueError(f"{where}: its setting is none of this comparison's: name it in --grid.")
+
+
+def _check_cell(bundle: Bundle, cell: Cell, there: Path, config: ConfigDict, ours: bool) -> None:
+    """Checks one cell, expanded in the folder `there`. ours: this comparison runs the same cell."""
+    where, workdir = f"{bundle.name}: {_named(cell)}", cell.workdir(there)
     try:
         theirs, asked = configs.read(workdir), start_config(config, cell)
         if ours or cell.arm in ARMS:
@@ -353,20 +428,21 @@ def _check_cell(
         wanted = configs.numbers(json.loads(configs.to_json(asked)))
         if (found := _filled(theirs, wanted)) != wanted:
             raise ValueError(configs.difference(found, wanted))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MISSHAPEN as error:
         raise ValueError(
-            f"{where}: its config is not the plan's ({error}): an arm may change its own strategy and "
+            f"{where}: its config is not the plan's ({_said(error)}): an arm may change its own strategy and "
             "nothing else, so run it again under this plan."
         ) from None
     try:
+        check_tries(workdir)
         if finished(workdir):
             check_run(workdir)
-            quality(there, [cell], results.outcomes(there, [cell]))
-        results.budgets(there, [cell])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        told = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            rows = results.outcomes(there, [cell])
+            _check_text([rows, quality(there, [cell], rows)])
+        _check_text(results.budgets(there, [cell]))
+    except MISSHAPEN as error:
         raise ValueError(
-            f"{where}: its numbers do not add up ({told}): ask for the bundle that "
+            f"{where}: its numbers do not add up ({_said(error)}): ask for the bundle that "
             f"{shipped.command('compare')} --bundle wrote, or leave it out of --join."
         ) from None
 

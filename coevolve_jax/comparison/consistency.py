@@ -12,10 +12,14 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.stats import HELP, SETS
+from coevolve_jax.comparison.cell_files import RAN, diverged, ran
 from coevolve_jax.records.costs import ROLLOUTS, total
 from coevolve_jax.records.files import read_lines
 
+# Raised by the reading of a file whose content has another shape than the one that is expected.
+MISSHAPEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 LAST = "last_rollouts"
+POLICY = f"{ROLLOUTS}policy"
 # Of the budget: what the last step may take beside its batch. It is meant for the probes of one evolution;
 # those of random_probe took 4 to 5% on the first leaderboard.
 SPARE = 0.1
@@ -25,7 +29,7 @@ def check_run(workdir: Path) -> None:
     """Checks a finished run's counts, steps, tasks and digests against each other.
 
     Raises ValueError, as a part of a sentence, for the first that does not fit. A file of another shape
-    raises KeyError or TypeError.
+    raises one of MISSHAPEN.
     """
     values = lambda name: json.loads((workdir / f"{name}.json").read_text(encoding="utf-8"))
     lines = lambda name: list(read_lines(workdir / f"{name}.jsonl"))
@@ -33,12 +37,14 @@ def check_run(workdir: Path) -> None:
     held_out = {task["id"]: task for task in lines("held_out")}
     _fits("config_digest of summary.json", summary["config_digest"], configs.digest(ConfigDict(config)))
     _fits("seed of summary.json", summary["seed"], config["seed"])
-    _fits("steps in metrics.jsonl", [row["step"] for row in lines("metrics")], list(range(summary["steps"])))
+    metrics = lines("metrics")
+    _fits("steps in metrics.jsonl", [row["step"] for row in metrics], list(range(summary["steps"])))
     _fits("tasks.final of summary.json", summary["tasks"]["final"], len(lines("tasks")))
     for name, cost in (*ledger["costs"].items(), *summary["seconds"].items()):
         if not (isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0):
             raise ValueError(f"the cost {name} is {cost!r}")
     _check_end(config, summary["steps"], ledger["costs"])
+    _check_rollouts(config, [row["groups"]["rolled_out"] for row in metrics], ledger["costs"])
     _check_evaluations(lines("evaluations"), config, summary, held_out)
 
 
@@ -57,6 +63,36 @@ def _check_end(config: Mapping[str, Any], steps: int, costs: Mapping[str, float]
         raise ValueError(
             f"it ended after {steps} of {config['steps']} steps with {spent} of {budget} rollouts spent"
         )
+
+
+def _check_rollouts(config: Mapping[str, Any], groups: Sequence[int], costs: Mapping[str, float]) -> None:
+    """Checks the ledger's rollouts against the groups of each step, as metrics.jsonl counts them.
+
+    Our methods return all groups that they roll out, of rollout.group_size each. A method from elsewhere may
+    return fewer, or roll others out: then a group stands for one rollout or more.
+    """
+    if not all(type(count) is int and count > 0 for count in groups):
+        raise ValueError("groups.rolled_out in metrics.jsonl is no whole number above 0 in each step")
+    if "." not in config["strategy"]["name"]:
+        rolled = sum(groups) * config["rollout"]["group_size"]
+        _fits(f"{POLICY} in ledger.json", costs.get(POLICY, 0), rolled)
+    elif (spent := sum(n for key, n in costs.items() if key.startswith(ROLLOUTS))) < sum(groups):
+        raise ValueError(f"{spent} rollouts in ledger.json, and {sum(groups)} groups in metrics.jsonl")
+
+
+def check_tries(workdir: Path) -> None:
+    """Checks what a run, finished or diverged, tells of its origin and of the steps where it diverged.
+
+    Raises as `check_run`.
+    """
+    for entry in ran(workdir):
+        for key, value in entry.items():
+            if key != "diverged" and not isinstance(value, str):
+                raise ValueError(f"{key} in {RAN} is {value!r}, which is no text")
+    tries = [entry["diverged"] for entry in ran(workdir) if "diverged" in entry]
+    for failure in [*tries, *filter(None, [diverged(workdir)])]:
+        if type(failure["step"]) is not int:
+            raise ValueError(f"it diverged at step {failure['step']!r}, which is no whole number")
 
 
 def _check_evaluations(

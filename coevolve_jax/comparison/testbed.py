@@ -128,7 +128,6 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict], dict[str,
     if (path / "bundle.json").exists():
         opened = bundle.read(path)
         with tempfile.TemporaryDirectory() as folder:
-            bundle.expand(opened, Path(folder))
             bundle.check(opened, Path(folder))
             done = [c for c in opened.cells if cell_files.finished(c.workdir(Path(folder)))]
             rows = results.outcomes(Path(folder), done)

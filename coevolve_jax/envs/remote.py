@@ -36,17 +36,25 @@ class Remote:
         }
 
     def scenarios(self, split: str, settings: Mapping[str, Any], apart_from: str = "") -> list[Task]:
-        return [Task.from_json(t) for t in self.ask("scenarios", split, dict(settings), apart_from)]
+        return self._tasks("scenarios", split, dict(settings), apart_from)
 
     def tasks(self, split: str, settings: Mapping[str, Any]) -> list[Task]:
-        return [Task.from_json(t) for t in self.ask("tasks", split, dict(settings))]
+        return self._tasks("tasks", split, dict(settings))
+
+    def _tasks(self, *question: Any) -> list[Task]:
+        found = [Task.from_json(task) for task in self.ask(*question)]
+        self._tools = {}  # a file that they are made of may have changed, and its tools with it
+        return found
 
     def tools(self, task: Task) -> list[dict]:
-        """Returns a task's tools. An equal scenario gets the same list again, without another question."""
-        key = json.dumps([task.environment, task.scenario])
-        if key not in self._tools:
-            self._tools[key] = self.ask("tools", task.to_json())
-        return self._tools[key]
+        """Returns a task's tools. An equal scenario gets the same list again, without another question.
+
+        So it is until the scenarios or tasks of a split are asked for again.
+        """
+        key, known = json.dumps([task.environment, task.scenario]), self._tools
+        if key not in known:
+            known[key] = self.ask("tools", task.to_json())
+        return known[key]
 
     def ask(self, *question: Any) -> Any:
         """Returns family.ask_here(*question). ValueError where the family refuses or its process fails."""

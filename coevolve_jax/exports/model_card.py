@@ -44,8 +44,9 @@ def card(config: ConfigDict, summary: Mapping[str, Any], forked: Mapping[str, An
     c, learner = config, config.learner
     warm, trained, started = summary.get("warm_start"), "all", "none"
     if learner.lora_rank:
-        onto = ", on the policy after the warm start: the run's `warm_start/policy`" if warm else ""
-        trained = f"LoRA of rank {learner.lora_rank} (`{ADAPTER}/`, for peft{onto})"
+        base = "policy after the warm start, the run's `warm_start/policy`," if warm else "base model"
+        onto = f"for peft, on the {base} in {learner.dtype}"
+        trained = f"LoRA of rank {learner.lora_rank} (`{ADAPTER}/`, {onto})"
     if warm:
         started = f"{warm['steps']} supervised updates, those up to {warm['best_step']} kept"
     base = {"base model": f"`{c.model}`", "warm start": started, "trained parameters": trained}

@@ -115,6 +115,10 @@ class Learner:
             return state.params
         return lora.merged_in_turn(self._reference, state.params, self._objective.lora_scale, dtype)
 
+    def rounded_away(self, state: TrainState, dtype: str) -> float:
+        """The share of the weights changed by LoRA's adapters that `dtype` rounds to the base's own."""
+        return lora.rounded_away(self._reference, state.params, self._objective.lora_scale, dtype)
+
     def flops(self, batch: Batch[np.ndarray], updates: int) -> float:
         """Operations of so many updates on the batch, with `score` and the reference where they need them."""
         pulls = self._objective.uses_kl and not batch.ref_logprobs.size
@@ -126,6 +130,17 @@ class Learner:
         batch.mask. The updates on the batch need them where `scores` is True."""
         batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
         return self._programs.score_step(state.params, self._reference, batch)
+
+    def score_merged(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
+        """Returns what `score` does, by the policy with LoRA's adapters merged into the base in its dtype.
+
+        So a learner scores that has the merged policy as its base, and fresh adapters.
+        """
+        if not self._objective.lora:
+            return self.score(state, batch)
+        batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
+        merged = self._programs.merge(state.params, self._reference, self._objective.config.dtype)
+        return self._programs.score_step(jax.tree.map(jnp.zeros_like, state.params), merged, batch)
 
     def update(
         self, state: TrainState, batch: Batch[np.ndarray], old_logprobs: jax.Array | None = None

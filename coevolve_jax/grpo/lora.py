@@ -15,7 +15,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from coevolve_jax.models.hf_io import Deferred
@@ -127,15 +126,19 @@ def merged_in_turn(base: Any, adapters: Any, scale: float, dtype: Any) -> Any:
 
 
 def rounded_away(base: Any, adapters: Any, scale: float, dtype: Any) -> float:
-    """The share of the entries which the adapters change that `dtype` rounds to what the base's round to."""
+    """The share of the entries which the adapters change that `dtype` rounds to what the base's round to.
+
+    Memory holds one layer's matrices besides the arguments.
+    """
     changed = lost = 0
-    count = lambda entries: int(np.asarray(entries.sum((1, 2))).sum(dtype=np.int64))  # int32 holds a layer's
-    for _, kernel, a, b in _adapted_kernels(base, adapters):
-        whole = kernel.astype(jnp.float32)
-        merged = _merged(whole, a, b, scale, jnp.float32)
-        moved = scale * (a.astype(jnp.float32) @ b.astype(jnp.float32)) != 0
-        changed += count(moved)
-        lost += count(moved & (merged.astype(dtype) == whole.astype(dtype)))
+    for _, *stacks in _adapted_kernels(base, adapters):
+        for layer in range(stacks[0].shape[0]):
+            kernel, a, b = (stack[layer] for stack in stacks)
+            whole = kernel.astype(jnp.float32)
+            merged = _merged(whole, a, b, scale, jnp.float32)
+            moved = scale * (a.astype(jnp.float32) @ b.astype(jnp.float32)) != 0
+            changed += int(moved.sum())
+            lost += int((moved & (merged.astype(dtype) == whole.astype(dtype))).sum())
     return lost / changed if changed else 0.0
 
 

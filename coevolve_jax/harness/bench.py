@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.harness.campaign import Campaign
 from coevolve_jax.harness.records import Verdict
-from coevolve_jax.harness.store import Question, Store
+from coevolve_jax.harness.store import Question, Store, cores_of_a_run
 from coevolve_jax.records.files import write_text
 
 REGAINED = 0.8
@@ -75,6 +76,12 @@ def check_names(flag: str, given: Sequence[str], known: Collection[str]) -> None
     """Raises ValueError where a flag names nothing, or something unknown."""
     if wrong := next((repr(name) for name in given if name not in known), "" if given else "nothing"):
         raise ValueError(f"--{flag} names {wrong}: use some of {', '.join(known)}.")
+
+
+def cores_of_campaigns(folder: Path, jobs: int) -> int:
+    """The cores that the campaigns in a folder were begun with; without any, those that a run gets here."""
+    told = (Campaign(path.parent).plan().get("told", {}) for path in folder.glob("*/campaign.json"))
+    return next((own["cores"] for own in told if "cores" in own), cores_of_a_run(jobs))
 
 
 def success(store: Store, folder: Path, name: str, config: ConfigDict, seeds: Sequence[int]) -> float:

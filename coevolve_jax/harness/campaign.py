@@ -147,6 +147,12 @@ class Campaign:
         links = (self.folder / "versions" / version / "runs").glob("seed_*")
         return {int(link.name.removeprefix("seed_")): link.resolve() for link in sorted(links)}
 
+    def store(self) -> Path | None:
+        """The folder of the store that starts/ leads to (store.py); None before there is a start."""
+        with reading(self.folder / "starts"):
+            links = sorted((self.folder / "starts").glob("seed_*"))
+            return links[0].resolve().parents[2] if links else None
+
     def selected(self) -> str:
         """The version that the campaign ends with: the promoted one that no promoted one follows, or v000.
 
@@ -233,6 +239,12 @@ class Campaign:
         with reading(path):
             text = path.read_text() if path.exists() else ""
             return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def has_untold_llm_calls(self) -> bool:
+        """Whether llm_calls.jsonl has whole lines since the last event, of a part that was not written."""
+        path, events = self.folder / QUESTIONS, self.events()
+        told = events[-1].get("asked", {}).get("bytes", 0) if events else 0
+        return path.exists() and path.read_bytes().rfind(b"\n") >= told
 
     def add_llm_calls(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends to llm_calls.jsonl, after its last whole line."""

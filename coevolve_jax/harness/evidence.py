@@ -169,6 +169,15 @@ def contradictions(run: Path) -> list[str]:
     return found
 
 
+def check_valid(run: Path, whose: str) -> None:
+    """Raises ValueError where no trial of a run on its selection set is valid. whose: names the run."""
+    if math.isnan(selection(run).success):
+        raise ValueError(
+            f"Every trial of {whose} on the selection set was lost: mend what lost them, take "
+            f"{run.resolve()} away and give the same command again."
+        )
+
+
 def selection(run: Path) -> Selection:
     """The last evaluation of a run on its selection set: "balanced" where the run has one, else "iid"."""
     rows = {r["set"]: r for r in map(json.loads, (run / "evaluations.jsonl").read_text().splitlines())}

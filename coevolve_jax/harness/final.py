@@ -11,6 +11,7 @@ import csv
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,7 +140,8 @@ def _name(evolution: Evolution) -> str:
 def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     """Trains the harnesses on the fresh seeds and reads all runs. Goes on where it was killed.
 
-    What was read since the last opening is not read again.
+    What was read since the last opening is not read again. Raises ValueError where every trial of a run or of
+    a reading was lost, before anything is told of it.
     """
     campaign, store = evolution.campaign, evolution.store
     if was_read(campaign.events()):
@@ -158,7 +160,8 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
             seed, why = next(iter(failed.items()))
             raise ValueError(f"The {harness} harness failed on the fresh seed {seed}: {why}")
         for seed in fresh:
-            campaign.link(Path("final/runs") / harness, seed, store.workdir(config, seed))
+            run = campaign.link(Path("final/runs") / harness, seed, store.workdir(config, seed))
+            evidence.check_valid(run, f"the {harness} harness on the fresh seed {seed}")
             raw.append(f"runs/{harness}/seed_{seed}/evaluations.jsonl")
     asked = [
         Question(tasks, run / "policy", PROTOCOLS[reading.protocol].given(own), file)
@@ -167,6 +170,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     ]
     store.answers(asked)
     found = _read(evolution, fresh)
+    _check_valid(evolution, fresh, found)
     with open(folder / "readings.csv.tmp", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(Reading._fields)
@@ -195,6 +199,17 @@ def _rows(evolution: Evolution, fresh: Iterable[int]) -> Iterator[tuple[Reading,
             for name, protocol in PROTOCOLS.items():
                 file = folder / "readings" / f"{harness}_{seed}_{'P1' if protocol.long else name}.json"
                 yield Reading(harness, version, kind, seed, "T", name), run, file
+
+
+def _check_valid(evolution: Evolution, fresh: Iterable[int], found: Sequence[Reading]) -> None:
+    """Raises ValueError where a reading has no valid trial. found: all readings, in the order of `_rows`."""
+    for reading, (_, _, file) in zip(found, _rows(evolution, fresh), strict=True):
+        if math.isnan(reading.success):
+            raise ValueError(
+                f"Every trial of the {reading.harness} harness, seed {reading.seed}, was lost in the reading "
+                f"{reading.protocol} of the test: mend what lost them, take {file} away and give the same "
+                "command again."
+            )
 
 
 def _fresh_runs(evolution: Evolution, fresh: Iterable[int]) -> list[Path]:

@@ -60,13 +60,18 @@ def _scale(
     zero: float = 0.0,
     whole: bool = False,
 ) -> Lever:
-    """A number that is multiplied or divided. zero: where above 0, the number may become 0, and 0 this."""
+    """A number that is multiplied or divided. zero: where above 0, the number may become 0, and 0 this.
+
+    Any other number that is 0 becomes `low`, but for whole ones: such a 0 is no size.
+    """
 
     def moves(config: ConfigDict) -> dict[str, Changes]:
         now = configs.find(config, key)
         found = {f"x{factor:g}": now * factor, f"/{factor:g}": now / factor}
         if zero:
             found = {**found, "0": 0.0} if now else {"on": zero}
+        elif not now and not whole:
+            found = {"on": low}
         rounded = {m: round(v) if whole else float(f"{v:.6g}") for m, v in found.items()}
         fits = lambda v: (zero and v == 0) or _allowed(now, v, low, high)
         return {m: {key: v} for m, v in rounded.items() if v != now and fits(v)}

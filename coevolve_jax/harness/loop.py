@@ -53,6 +53,8 @@ class Evolution:
       say: receives a sentence for each thing that is done.
       after: called after each version.
 
+    Raises ValueError where the campaign's starts are in another store.
+
     Attributes:
       versions: what is known of them. parts: makes what each writes.
     """
@@ -65,6 +67,12 @@ class Evolution:
         say: Callable[[str], object] = lambda s: None,
         after: Callable[[], object] = lambda: None,
     ):
+        own = campaign.store()
+        if own and own != store.folder.resolve():
+            raise ValueError(
+                f"The campaign in {campaign.folder} has its runs in {own}, and not in {store.folder}: give "
+                f"--store={own}."
+            )
         self.campaign, self.store, self._say, self._after = campaign, store, say, after
         self._config = config
         self.settings, self.versions = config.harness, Versions(campaign, config, store)
@@ -85,7 +93,7 @@ class Evolution:
                 self._ask(version, part)
             if part in ("smoke", "evidence"):
                 self._train(version, part)
-            made = getattr(self.parts, part)(version)
+            made = self._made(version, part)
             self._keep_questions()
             if made is None:
                 self._say("Nothing is left to propose.")
@@ -222,6 +230,15 @@ class Evolution:
         known = getattr(self.parts.proposer, "llm_calls", ())
         if new := known[len(self.campaign.llm_calls()) :]:
             self.campaign.add_llm_calls(map(dataclasses.asdict, new))
+
+    def _made(self, version: str, part: str) -> dict[str, Any] | None:
+        """Makes a part. What an earlier process has asked a model for it is not asked again."""
+        make = getattr(self.parts, part)
+        if not self.campaign.has_untold_llm_calls():
+            return make(version)
+        self.campaign.add_llm_calls(())  # cuts off half a line
+        with self.parts.answered():
+            return make(version)
 
     def _train(self, version: str, part: str) -> None:
         """Makes the runs that a part reads, if any: for "smoke" the first steps of one."""

@@ -62,13 +62,22 @@ class Parts:
     @contextmanager
     def on_record(self) -> Iterator[None]:
         """Asks for nothing while the block runs: what a model or an evaluation has answered is on record."""
+        self._store.asks = False
+        try:
+            with self.answered():
+                yield
+        finally:
+            self._store.asks = True
+
+    @contextmanager
+    def answered(self) -> Iterator[None]:
+        """Asks no model while the block runs: its answers are those on record."""
         asking, recorded = self.proposer, getattr(self._module, "recorded", None)
         self.proposer = recorded(self._campaign.llm_calls()) if recorded else asking
-        self._store.asks = False
         try:
             yield
         finally:
-            self.proposer, self._store.asks = asking, True
+            self.proposer = asking
 
     def proposal(self, version: str) -> dict[str, Any] | None:
         if version == START:
@@ -174,11 +183,14 @@ class Parts:
         return {**told, "rollouts": {str(seeds[0]): evidence.spent(config, run, smoke.FIRST)}}
 
     def evidence(self, version: str) -> dict[str, Any]:
+        """Raises ValueError where the start has lost every trial of a seed: no version could be judged."""
         if not self.seeds(version, "evidence"):
             return {}
         runs, config = self._versions.runs(version), self._versions.config(version)
         if why := self.failed.get((version, "evidence")):
             return {"failed": why, "rollouts": {str(s): evidence.spent(config, r) for s, r in runs.items()}}
+        for seed, run in runs.items() if version == START else ():
+            evidence.check_valid(run, f"seed {seed} of {START}")
         return {
             "canary": self._canary(version),
             "audit": self._audit(version, runs),

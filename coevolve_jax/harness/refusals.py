@@ -4,8 +4,9 @@
     better   it is above the start's by one standard error or more
     alike    neither
 
-Of moves without any effect, luck alone makes a sixth worse and a sixth better. The start is run under several
-values of rollout.salt, so that its own luck is not in every gain.
+Of moves without any effect, luck alone makes a sixth worse and a sixth better where runs deviate by
+config.harness.noise, and fewer where they deviate by less. docs/notes/harness.md has the shares of measured
+runs. The start is run under several values of rollout.salt, so that its own luck is not in every gain.
 
 experiments/check_backtests.py makes the runs, each an ordinary one of the start with one lever moved once.
 """

@@ -87,11 +87,12 @@ class Store:
         was begun with, so that another machine finds its runs.
 
     Attributes:
+      folder: as given.
       asks: whether evaluations and gradients that are not on disk are made. A replay sets it to False.
     """
 
     def __init__(self, folder: Path, config: ConfigDict, programs: Programs, jobs: int, cores: int = 0):
-        self._folder, self._programs, self._jobs = folder, programs, jobs
+        self.folder, self._programs, self._jobs = folder, programs, jobs
         self.audit = programs.audit
         self._start = configs.override(config, {"strategy.name": "static", "rollout.salt": 0})
         self._code, self._cores = campaign.code()[:8], cores or cores_of_a_run(jobs)
@@ -99,11 +100,11 @@ class Store:
 
     def start(self, seed: int) -> Path:
         """Workdir of a seed's start."""
-        return self._folder / "starts" / self._name(self._start) / f"seed_{seed}"
+        return self.folder / "starts" / self._name(self._start) / f"seed_{seed}"
 
     def workdir(self, config: ConfigDict, seed: int) -> Path:
         """Workdir of the run of a config and seed. config.seed has no effect."""
-        return self._folder / self._name(config) / f"seed_{seed}"
+        return self.folder / self._name(config) / f"seed_{seed}"
 
     def _name(self, config: ConfigDict) -> str:
         code = self._code
@@ -135,7 +136,7 @@ class Store:
     def held_out(self, seed: int, split: str) -> Path:
         """Workdir of a start whose held-out tasks are of this split, made with this evaluation seed."""
         config = self.held_out_config(seed, split)
-        workdir = self._folder / "held_out" / self._name(config)
+        workdir = self.folder / "held_out" / self._name(config)
         if not begun(workdir) and (failed := self._programs.launch([Job(workdir, config)], 1)):
             raise ValueError(f"The {split} tasks cannot be made: {failed[workdir]}")
         return workdir
@@ -155,7 +156,7 @@ class Store:
         config = self.held_out_config(seed, split)
         where = {key: value for key, value in config.environment.to_dict().items() if key not in MACHINE}
         told = json.dumps([where, config.data.own_tasks, seed], sort_keys=True, default=str)
-        return self._folder / "openings" / hashlib.sha256(told.encode()).hexdigest()[:16]
+        return self.folder / "openings" / hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def answers(self, questions: Sequence[Question]) -> list[dict[str, list[int]]]:
         """task id -> [successes, trials], for each question; what is on disk is not asked again.
@@ -198,6 +199,25 @@ class Store:
 def cores_of_a_run(jobs: int) -> int:
     """The cores that each of `jobs` runs gets on this machine."""
     return len(os.sched_getaffinity(0)) // jobs or 1
+
+
+def cores_of_starts(folder: Path, jobs: int) -> int:
+    """The cores of the runs that a store's starts name, the fewest of several; those here where it has none.
+
+    Those that each of `jobs` runs gets on this machine come first, where a start has them.
+    """
+    here = cores_of_a_run(jobs)
+    told = {path.name.rpartition("-")[2] for path in (folder / "starts").glob("*-*-*")}
+    begun = {int(cores) for cores in told if cores.isdecimal()}
+    return here if here in begun else min(begun, default=here)
+
+
+def other_cores(begun: int, jobs: int) -> str:
+    """A sentence where runs were begun with other cores than each of `jobs` gets on this machine; else ""."""
+    here = cores_of_a_run(jobs)
+    if begun == here:
+        return ""
+    return f"It was begun with {begun} cores a run. Runs made here have {here}, so other last digits."
 
 
 def answer(output: Path) -> dict[str, list[int]]:

@@ -29,12 +29,14 @@ class Roller:
     Seeds depend on the step, the role, and the number of earlier calls in that role.
 
     costs: counts so far: "rollouts/ROLE" and "sampled_tokens/ROLE".
+    closed: whether its costs are booked. A further call, which nobody would count, raises ValueError.
     """
 
     def __init__(self, config: ConfigDict, agent: Agent, step: int):
         self._config, self._agent, self._step = config, agent, step
         self._calls: Counter[str] = Counter()
         self.costs: Counter[str] = Counter()
+        self.closed = False
 
     def __call__(
         self,
@@ -45,6 +47,11 @@ class Roller:
         greedy: bool = False,
     ) -> list[Group]:
         """greedy: sample at temperature 0."""
+        if self.closed:
+            raise ValueError(
+                f"The strategy called `roll` of step {self._step} after `collect` had returned, when its "
+                "rollouts were counted already: call it within `collect`, or use lab.probe in `evolve`."
+            )
         call, self._calls[role] = self._calls[role], self._calls[role] + 1
         again = (call,) if call else ()
         rng = rng_for(self._config.seed, "rollout" if role == "policy" else role, self._step, *again)
@@ -121,6 +128,7 @@ class Collector:
         def collect():
             start, roll = time.perf_counter(), Roller(self._config, self._agent, step)
             groups = self._strategy.collect(step, tasks, roll)
+            roll.closed = True
             return groups, roll.costs, time.perf_counter() - start
 
         if self._threads:

@@ -25,7 +25,7 @@ from coevolve_jax.records.workdir import MADE, WARM_START
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis import choice, lineage
-from coevolve_jax.synthesis.leakage import LeakGuard
+from coevolve_jax.synthesis.leakage import REASON, LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute, with_patterns
@@ -169,11 +169,18 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
 def own_tasks(config: ConfigDict) -> tuple[list[Task], list[Task]]:
     """The environment's own tasks: those of the training split, and some of the evaluation split.
 
-    config.evaluation.tasks of the latter are drawn. A task of both splits is for training alone. Raises
+    config.evaluation.tasks of the latter are drawn. A task of both splits is for training alone. So is one
+    without reference calls that asks for the same in a world that begins alike, whatever made it. Raises
     ValueError where the training split has fewer than a batch, or the evaluation split no other ones.
     """
     family, c = build.family(config), config.environment
-    by_key = lambda split: {family.task_key(task): task for task in family.tasks(split, c.to_dict())}
+
+    def key(task: Task) -> str:
+        begins = None if task.calls else task.scenario.get("begins")
+        asked = [turn.query for turn in task.turns]
+        return family.task_key(task) if begins is None else canonical([task.environment, begins, asked])
+
+    by_key = lambda split: {key(task): task for task in family.tasks(split, c.to_dict())}
     train, held_out = by_key(c.train_split), by_key(c.eval_split)
     others = [task for key, task in held_out.items() if key not in train]
     wanted = config.rollout.tasks_per_step
@@ -240,10 +247,12 @@ def tasks_from_file(
 def _check_batch(config: ConfigDict, source: str, good: int, stats: SynthesisStats) -> None:
     """Raises ValueError if a source gives fewer good tasks than a batch needs."""
     if good < config.rollout.tasks_per_step:
+        unlike = " whose words, calls or world are unlike those of the evaluation"
+        near = unlike if stats.refused[REASON] else ""
         raise ValueError(
             f"{source} gives {good} good tasks of {stats.proposed} (refused: {dict(stats.refused)}), "
             f"fewer than the {config.rollout.tasks_per_step} of a batch: "
-            "give more, or lower config.rollout.tasks_per_step."
+            f"give more{near}, or lower config.rollout.tasks_per_step."
         )
 
 

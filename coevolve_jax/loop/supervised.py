@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,15 @@ class Supervised:
         """The rows that have this key: "held_out_loss" or "success"."""
         return [row for row in self.rows if key in row]
 
+    def held_out_loss(self, score: Callable[[Batch], jax.Array]) -> float:
+        """Nats per token of the policy in the held-out trajectories.
+
+        score: batch -> log-probabilities, as `Learner.score` gives them.
+        """
+        assert self._held_out is not None
+        logprobs = np.asarray(score(self._held_out), np.float64)  # 0 where the token is not the policy's
+        return -float(logprobs.sum()) / int(self._held_out.mask.sum())
+
     def close(self) -> None:
         """Waits for the last checkpoint."""
         self._progress.close()
@@ -159,8 +169,7 @@ class Supervised:
         last, is_new = step == w.steps, lambda key: all(r["step"] != step for r in self.evaluations(key))
         if (step % w.eval_every == 0 or last) and self._held_out and is_new("held_out_loss"):
             start, tokens = time.perf_counter(), int(self._held_out.mask.sum())
-            logprobs = np.asarray(self._learner.score(self._state, self._held_out), np.float64)
-            loss = -float(logprobs.sum()) / tokens  # 0 where the token is not the policy's
+            loss = self.held_out_loss(partial(self._learner.score, self._state))
             if all(loss < row["held_out_loss"] for row in self.evaluations("held_out_loss")):
                 self._best = _on_host(self._state.params)
             self.log(step, {"held_out_loss": loss, "tokens": tokens}, start)

@@ -68,9 +68,12 @@ class Trainer:
             self._policy.params = None
         return found
 
-    def policy(self, state: TrainState) -> Any:
-        """The policy's parameters, placed where the engine takes them."""
-        return self._for_engine(self._learner.policy(state, self._config.engine.dtype))
+    def policy(self, state: TrainState, dtype: str | None = None) -> Any:
+        """The policy's parameters, placed where the engine takes them.
+
+        dtype: of the kernels into which LoRA's adapters are merged; None: the engine's.
+        """
+        return self._for_engine(self._learner.policy(state, dtype or self._config.engine.dtype))
 
     def fork(self, state: TrainState) -> TrainState:
         """A copy of the state, for a branch (loop/services.py)."""
@@ -94,22 +97,23 @@ class Trainer:
         """Gives a checkpoint other JSON values, as `checkpoint.Writer.save_state` does."""
         self._writer.save_state(directory, step, saved)
 
-    def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
+    def save_policy(self, state: TrainState, folder: str | os.PathLike, dtype: str | None = None) -> None:
         """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole.
 
-        Its weights are in the dtype of the master weights. With LoRA they are merged, and the folder adapter/
-        in it holds the adapters alone, for peft. What a killed process left of an export goes: the caller has
-        claimed the workdir.
+        With LoRA the weights are merged, and the folder adapter/ in it holds the adapters alone, for peft.
+        What a killed process left of an export goes: the caller has claimed the workdir.
+
+        dtype: of the weights; None: that of the master weights.
         """
         c, adapter = self._config.learner, Path(folder) / model_card.ADAPTER
         if jax.process_index() == 0:
             for path in (Path(folder), adapter):
                 hf_io.discard_halves(path)
-        params = self._learner.policy_to_save(state, c.param_dtype)
-        hf_io.save(folder, self._policy.config, params, c.param_dtype)
+        written: str = dtype or c.param_dtype
+        hf_io.save(folder, self._policy.config, self._learner.policy_to_save(state, written), written)
         if c.lora_rank and jax.process_index() == 0:
             base = str(shipped.folder(self._policy.folder).resolve())  # it is read from anywhere
-            adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, base)
+            adapters = peft_io.Adapters(state.params, c.lora_rank, c.lora_alpha, base, c.dtype)
             peft_io.save(adapter, self._policy.config, adapters)
 
     def close(self) -> None:

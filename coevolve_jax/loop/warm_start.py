@@ -13,7 +13,11 @@ The folder of a warm start:
     sft.jsonl        a row per update and per evaluation (supervised.py)
     checkpoints/     until it ends
     summary.json     written before policy/, whose presence marks the warm start as finished
-    policy/          a Hugging Face folder
+    policy/          a Hugging Face folder, in the dtype in which RL reads it (`build.trained_dtype`)
+
+With LoRA policy/ is the base with the adapters merged and then rounded to that dtype, config.learner.dtype:
+the base of RL's adapters, which the success of rollouts and the last held-out loss in summary.json are of.
+The losses of sft.jsonl are those of the adapters beside the base.
 """
 
 from __future__ import annotations
@@ -94,11 +98,12 @@ def notes(config: ConfigDict) -> list[str]:
     """
     _check(config)
     chat = Chat(load_tokenizer(config.model)).writing(config.rollout.tool_call_format)
+    told = [*build.base_notes(config), *chat.notes]
     given, made = config.learner, _supervised(config).learner
     default = lambda key: keys.REQUIRED[f"learner.{key}"].default
     replaced = [f"config.learner.{key}" for key in given if given[key] not in (default(key), made[key])]
     own = f"A warm start has a learning rate, a schedule and a loss of its own, not {', '.join(replaced)}."
-    return [*idle.notes(config, rl=False), *chat.notes, *([own] if replaced else [])]
+    return [*idle.notes(config, rl=False), *told, *([own] if replaced else [])]
 
 
 def _check(config: ConfigDict) -> None:
@@ -116,6 +121,11 @@ def _check(config: ConfigDict) -> None:
         )
     build.family(config)
     plan.check_context(config, hf_io.load_config(config.model))
+    mesh = sharding.make_mesh(**config.mesh)
+    build.check_attention(config, sharding.platform(mesh))
+    if config.learner.optimizer_offload:
+        sharding.check_host_memory(mesh)
+    build.check_tool_call_format(config, build.scenarios(config))
     if config.warm_start.source:
         given_tasks(config)
 
@@ -178,12 +188,25 @@ def _learn(c: ConfigDict, folder: Path) -> None:
                 start = time.perf_counter()
                 course.log(step, success(best, step), start)
 
+        summary, dtype = _summary(shown, held_out, course, step), build.trained_dtype(c.learner)
+        if c.learner.lora_rank:  # of the policy as it is written
+            if held_out:
+                loss = course.held_out_loss(partial(learner.score_merged, best))
+                summary["held_out_loss"]["after"] = loss
+            summary["rounded_away"] = share = learner.rounded_away(best, dtype)
+            if dtype != "float32":
+                print(
+                    f"warm start: policy/ is in {dtype}, as RL reads it: {share:.0%} of the weights changed "
+                    "by the adapters round to the base's own; policy/adapter/ has all changes, and "
+                    "--config.learner.dtype=float32 rounds none.",
+                    file=sys.stderr,
+                )
         # The policy comes last: its presence marks the warm start as finished.
         half = folder / "policy.half"
         shutil.rmtree(half, ignore_errors=True)
-        trainer.save_policy(best, half)
+        trainer.save_policy(best, half, dtype)
         policy.save_words(half)
-        write_text(folder / "summary.json", json.dumps(_summary(shown, held_out, course, step), indent=1))
+        write_text(folder / "summary.json", json.dumps(summary, indent=1))
         os.replace(half, folder / "policy")
     if (made := checkpoints(c, folder)).exists():
         made.rmtree()
@@ -219,8 +242,8 @@ def _success(
     state: TrainState,
     step: int,
 ) -> dict:
-    """A row of sft.jsonl with the success of rollouts by the policy in `state`."""
-    engine.update_weights(trainer.policy(state), step)
+    """A row of sft.jsonl with the success of rollouts by the policy in `state`, as it would be written."""
+    engine.update_weights(trainer.policy(state, build.trained_dtype(c.learner)), step)
     how = dict(num_rollouts=c.evaluation.num_rollouts, temperature=c.rollout.temperature, seed=c.seed)
     result, _ = evaluate(agent, tasks, **how, title="warm start")
     return {"success": result.success, "tasks": len(tasks), "invalid": result.invalid, "stops": result.stops}

@@ -436,17 +436,17 @@ def discard_halves(path: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def save_tensors(tensors: dict[str, np.ndarray], file: Path) -> None:
+def save_tensors(tensors: dict[str, np.ndarray], file: Path, **metadata: str) -> None:
     """Writes a new file of safetensors, readable by whom the umask lets read.
 
-    save_file alone would make it private to its owner.
+    save_file alone would make it private to its owner. metadata: text for the file's header.
 
     Raises OSError where it cannot be written.
     """
     file.touch()
     mode = file.stat().st_mode & 0o777
     try:
-        save_file(tensors, file, metadata={"format": "pt"})
+        save_file(tensors, file, metadata={"format": "pt", **metadata})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
     file.chmod(mode)

@@ -4,7 +4,8 @@
     adapter_model.safetensors    base_model.model.MODULE.lora_A.weight [rank, in], lora_B.weight [out, rank]
 
 Here adapters are a tree as in grpo/lora.py: beside each adapted kernel lie `lora_a` [layers, in, rank] and
-`lora_b` [layers, rank, out]. The policy is base + alpha / rank * (A B) in both forms.
+`lora_b` [layers, rank, out]. The policy is base + alpha / rank * (A B) in both forms. The base is the one
+that they were trained on: the header of our file names the dtype in which it was read (BASE_DTYPE).
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors import safe_open
 
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.config import ModelConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+BASE_DTYPE = "base_dtype"
 # Values of adapter_config.json without which A and B would mean something else.
 PLAIN = {
     "peft_type": "LORA",
@@ -45,12 +48,16 @@ MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class Adapters(NamedTuple):
-    """Adapters as a folder holds them. base: the name or folder of the model that they adapt."""
+    """Adapters as a folder holds them.
+
+    base: the name or folder of the model that they adapt. base_dtype: the one in which it is to be read.
+    """
 
     params: Any
     rank: int
     alpha: float
     base: str
+    base_dtype: str = "float32"
 
     @property
     def scale(self) -> float:
@@ -80,7 +87,7 @@ def save(folder: str | os.PathLike, config: ModelConfig, adapters: Adapters) -> 
         "target_modules": sorted({path.split(".")[-2] for path in flat}),
     }
     with hf_io.folder_beside(folder) as temporary:
-        hf_io.save_tensors(tensors, temporary / WEIGHTS)
+        hf_io.save_tensors(tensors, temporary / WEIGHTS, **{BASE_DTYPE: adapters.base_dtype})
         hf_io.write_json(temporary / CONFIG, told)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (WEIGHTS, CONFIG):
@@ -88,7 +95,9 @@ def save(folder: str | os.PathLike, config: ModelConfig, adapters: Adapters) -> 
 
 
 def load(folder: str | os.PathLike, config: ModelConfig) -> Adapters:
-    """Reads a folder that peft wrote. Layers without adapters get zeros.
+    """Reads a folder that peft wrote, or `save`. Layers without adapters get zeros.
+
+    Where the file names no dtype of the base, it is float32, which rounds no base.
 
     config: of the base. Raises ValueError, in one sentence, if the folder holds no LoRA adapters, if they do
     what grpo/lora.py does not, or if they do not fit the base.
@@ -99,6 +108,7 @@ def load(folder: str | os.PathLike, config: ModelConfig) -> Adapters:
     with contextlib.ExitStack() as stack:
         found = hf_io.open_file(folder / WEIGHTS, stack)
         tensors = {name: np.asarray(found[name][:], np.float32) for name in found}
+        header = stack.enter_context(safe_open(folder / WEIGHTS, framework="np")).metadata() or {}
     if broken := sorted(name for name, t in tensors.items() if not np.isfinite(t).all()):
         raise ValueError(
             f"{folder / WEIGHTS} holds numbers in {broken[0]} that are not finite: take the adapters as they "
@@ -129,7 +139,9 @@ def load(folder: str | os.PathLike, config: ModelConfig) -> Adapters:
         raise ValueError(f"{folder / WEIGHTS} holds zeros alone: there is nothing to add to the base.")
     params = unflatten_dict({path: leaf for path, leaf in flat.items() if path[:-1] in used})
     alpha = told["lora_alpha"] * (math.sqrt(rank) if told.get("use_rslora") else 1)
-    return Adapters(params, rank, alpha, told["base_model_name_or_path"])
+    base_dtype = header.get(BASE_DTYPE)
+    base_dtype = base_dtype if base_dtype in hf_io.STORED else "float32"
+    return Adapters(params, rank, alpha, told["base_model_name_or_path"], base_dtype)
 
 
 def _foreign(folder: Path, name: str) -> str:

@@ -226,7 +226,10 @@ class Strategy(Protocol):
     """
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        """Draws a batch of tasks from D_t and rolls them out."""
+        """Draws a batch of tasks from D_t and rolls them out.
+
+        roll: may be called until `collect` returns. Later rollouts are those of `Lab.probe`.
+        """
         ...
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:

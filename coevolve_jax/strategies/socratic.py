@@ -54,7 +54,7 @@ class Socratic(Static):
     """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
 
     Its state, besides that of `Static`: the registry of skills and the trusted set. A skill, by its parts
-    joined by "|", has a count, a weight, its last step, examples (task id, calls), and a model's words.
+    joined by "|", has a count, a weight, examples (task id, calls), and a model's words.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):

@@ -51,6 +51,9 @@ class LeakGuard:
     Each measure but "calls" is a similarity up to 1 with a threshold. A task that matches by "calls" is a
     copy, whatever its words and scenario.
 
+    A task without reference calls is its words and its world, and a game says the same words in each. It is
+    near only those tasks whose world begins as its own, where both scenarios tell by "begins".
+
     The share sees a longer task that holds a whole evaluation task, or two of them, which the cosine misses.
     `Containment` says which evaluation tasks have one.
     """
@@ -95,6 +98,7 @@ class LeakGuard:
         self._tools = tools
         evaluation_tasks = [self._plain(task) for task in evaluation_tasks]
         self._ids = [t.id for t in evaluation_tasks]
+        self._begins = [t.scenario.get("begins") for t in evaluation_tasks]
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
         self.similarities = CountCosines(evaluation_tasks, features)
         self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": self.similarities}
@@ -145,9 +149,13 @@ class LeakGuard:
         return min(self._thresholds.get(measure, 1.0), EQUAL)
 
     def _nearest(self, name: str, task: Task) -> Near:
-        if not self._ids:
+        begins = None if task.calls else task.scenario.get("begins")
+        alike = [begins is None or other in (None, begins) for other in self._begins]
+        if not any(alike):
             return Near(name, 0.0, None)
         cosines = self._cosines[name](task)
+        if not all(alike):
+            cosines = np.where(alike, cosines, -1.0)
         best = int(np.argmax(cosines))
         return Near(name, float(cosines[best]), self._ids[best])
 

@@ -1,4 +1,4 @@
-"""The conformance suite of strategies. It runs in a second, without a model or an environment.
+"""The conformance suite of strategies. It runs in seconds, without a model or an environment.
 
 from coevolve_jax.testing.strategy import check_strategy
 check_strategy("my_package.my_method", config)
@@ -111,6 +111,7 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     """Runs one step with its checks. Returns all its results, for comparison."""
     roll = MadeUpRoll(config, step)
     groups = strategy.collect(step, tasks, roll)
+    roll.closed = True
     assert groups and all(isinstance(g, Group) for g in groups), (
         f"{name}: collect returned no groups at step {step}."
     )
@@ -156,7 +157,8 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     assert set(ids) <= {t.id for t in tasks}, f"{name}: evolve took tasks out of D_t at step {step}."
     helped = _helped(name, strategy, list(tasks)[:4], trajectories_of(groups)[0].steps)
     learned = [[None if x is None else np.asarray(x).tolist() for x in _streams(s)] for s in samples]
-    return numbers, roll.hints, helped, learned, dict(found.counts), rows, [t.id for t in tasks]
+    new = [t.to_json() for t in list(tasks)[len(ids) :]]
+    return numbers, roll.hints, helped, learned, dict(found.counts), rows, new
 
 
 def _helped(name: str, strategy: Strategy, tasks: Sequence[Task], steps: Sequence[Step]) -> list:
@@ -206,12 +208,16 @@ def _as_json(value: Any, what: str) -> Any:
 
 @dataclasses.dataclass
 class MadeUpRoll:
-    """A strategies.base.Roll of made-up rollouts: longer tasks fail more often, one in twenty is invalid."""
+    """A strategies.base.Roll of made-up rollouts: longer tasks fail more often, one in twenty is invalid.
+
+    closed: whether `collect` has returned.
+    """
 
     config: ConfigDict
     step: int
     made: list[Group] = dataclasses.field(default_factory=list)
     hints: list = dataclasses.field(default_factory=list)
+    closed: bool = False
 
     def __call__(
         self,
@@ -220,6 +226,10 @@ class MadeUpRoll:
         hints: Callable[[Task, int], Hint | None] | None = None,
         role: str = "policy",
     ) -> list[Group]:
+        assert not self.closed, (
+            f"{self.config.strategy.name}: roll of step {self.step} was called after collect had returned; "
+            "use lab.probe there."
+        )
         rng = rng_for(self.config.seed, "rollout" if role == "policy" else role, self.step, len(self.made))
         groups = [
             Group(task, tuple(made_up_rollout(rng, task, m, self.step) for m in range(k))) for task in tasks
@@ -245,15 +255,23 @@ def _hinted(trajectory: Trajectory, hint: Hint | None) -> Trajectory:
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:
-    """Makes up a rollout of one message of 6 tokens after 6 others, with the task's reference calls.
+    """Makes up a rollout of one message of 6 tokens after 6 others.
 
-    A held-out query, which has none, gets two calls and no reward.
+    One that succeeds makes the task's reference calls. A failed one leaves them somewhere: it stops there, or
+    makes another call, in error or not. Each makes one call or more. A held-out query, which has no reference
+    calls, gets two calls and no reward.
     """
     calls = (Call("tool_0", {"x": 0}), Call("tool_1", {"x": 1})) if task.is_query else task.calls
     right, valid = bool(rng.random() < 1 / (1 + len(calls) / 3)), bool(rng.random() < 0.95)
     solved = right and valid and not task.is_query
     mask = np.arange(12) >= 6
-    steps = tuple(Step(0, c.name, c, "{}" if right else '{"error": "no"}', error=not right) for c in calls)
+    steps = tuple(Step(0, c.name, c, "{}", error=False) for c in calls)
+    if not right:
+        left, how, tool = rng.integers((len(calls), 3, 8)).tolist()
+        other, error = Call(f"tool_{tool}", {"x": -1}), how == 1
+        steps = steps[:left]
+        if how or not left:
+            steps += (Step(0, other.name, other, '{"error": "no"}' if error else "{}", error),)
     return Trajectory(
         task_id=task.id,
         rollout_index=rollout_index,

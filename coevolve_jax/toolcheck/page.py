@@ -12,6 +12,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from coevolve_jax.llm.prompting import line
 from coevolve_jax.toolcheck.facts import READ, SHOWN, Facts
 from coevolve_jax.toolcheck.findings import Finding, said
 
@@ -36,14 +37,15 @@ def lengths(facts: Facts) -> str:
 
 
 def text(name: str, facts: Facts, found: Sequence[Finding]) -> str:
-    """Returns the check for a terminal."""
-    width = max(len(tool) for tool in facts.tools)
+    """Returns the check for a terminal, without characters of the tools' that it would obey."""
+    names = {tool: line(tool) for tool in facts.tools}
+    width = max(map(len, names.values()))
     rows = [
-        f"  {tool:{width}}  {f.calls:5d} calls  {f.succeeded:5d} worked  {f.changed:5d} changed the state  "
-        f"{len(f.answers):4d} different answers"
+        f"  {names[tool]:{width}}  {f.calls:5d} calls  {f.succeeded:5d} worked  {f.changed:5d} changed the "
+        f"state  {len(f.answers):4d} different answers"
         for tool, f in facts.tools.items()
     ]
-    listed = "\n".join(f"  {'STOP' if f.stops else 'note'}  {f}" for f in found) or "  none"
+    listed = "\n".join(f"  {'STOP' if f.stops else 'note'}  {line(str(f))}" for f in found) or "  none"
     worlds = ", ".join(f"{split} {n}" for split, n in facts.worlds.items() if isinstance(n, int))
     many = f" (of the first {READ} of `scenarios`)" if facts.named else ""
     return (

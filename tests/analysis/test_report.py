@@ -102,6 +102,12 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
         "features": 0.9,
         "arguments": 0.88,
     }
+    evolutions = [row["evolution"] for row in metrics if row["evolution"]]
+    fate, table = dict(view["fate"]), summary_table(summary)
+    assert fate["added"] == sum(e["added"] for e in evolutions)
+    refused = sum(n for e in evolutions for n in e["refused"].values())
+    assert fate["proposed"] == sum(e["proposed"] for e in evolutions) == fate["added"] + refused
+    assert all(re.search(rf"^  {re.escape(name)} +{n}$", table, re.MULTILINE) for name, n in fate.items())
     for shown in (*view["tasks"], *view["evaluation_tasks"]):
         born = shown["lineage"]
         least = 0.88 if born["measure"] == "arguments" else 0.9

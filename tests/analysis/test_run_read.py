@@ -35,14 +35,24 @@ def test_the_seconds_of_a_run_under_way_are_those_of_its_steps():
 
 
 def test_the_fate_of_proposals_is_summed_over_evolutions_until_there_is_a_summary():
-    made = lambda **refused: {"proposed": 9, "accepted": 4, "retained": 1, "refused": refused}
-    rows = [{"seconds": {}, "evolution": e} for e in (made(b=2, a=1), None, made(c=2, a=4))]
-    lines = [("proposed", 18), ("accepted", 8), ("retained", 2)]
-    wanted = [*lines, ("refused: a", 5), ("refused: b", 2), ("refused: c", 2)]
+    made = lambda **refused: {"proposed": 14, "accepted": 8, "retained": 1, "added": 5, "refused": refused}
+    rows = [{"seconds": {}, "evolution": e} for e in (made(b=3, a=6), None, made(c=2, a=7))]
+    lines = [("proposed", 28), ("passed execution", 16), ("passed in part", 2), ("added", 10)]
+    wanted = [*lines, ("refused: a", 13), ("refused: b", 3), ("refused: c", 2)]
     assert a_run(rows=rows).fate == wanted
-    told = {"proposed": 3, "accepted": 2, "retained": 1, "refused": {"z": 1, "y": 1, "x": 7}}
+    told = {"proposed": 9, "accepted": 2, "retained": 1, "refused": {"z": 1, "y": 1, "x": 7}}
     assert a_run(rows=rows, summary={"tasks": told}).fate == fate(told)
-    assert [name for name, _ in fate(told)][3:] == ["refused: x", "refused: y", "refused: z"]
+    assert [name for name, _ in fate(told)][4:] == ["refused: x", "refused: y", "refused: z"]
+
+
+@pytest.mark.parametrize("told", [{"added": 5}, {}])
+def test_as_many_tasks_are_proposed_as_are_added_and_refused(told):
+    """A leak is refused after its execution. What D_t has no room for is not proposed at all."""
+    refused = {"near_evaluation": 3, "too_long": 2, "pool_full": 4}
+    found = dict(fate({"proposed": 10, "accepted": 8, "retained": 0, "refused": refused, **told}))
+    parts = [n for name, n in found.items() if name == "added" or name.startswith("refused")]
+    assert found["added"] == 5 and sum(parts) == found["proposed"] == 10
+    assert found["not proposed: pool_full"] == 4 and "refused: pool_full" not in found
 
 
 @pytest.mark.parametrize("signal, kind, told", [("rare", "signal", "rare"), (None, "initial", "initial")])

@@ -425,6 +425,30 @@ def test_a_large_run_reads_what_lies_beside_its_page(visit, tmp_path, monkeypatc
     expect(found.locator("#trajectories .count")).to_have_text(f"{failures} of {len(rows)}")
 
 
+def test_a_large_page_of_another_name_reads_what_lies_beside_it(visit, tmp_path, monkeypatch):
+    path = fake_workdir(tmp_path / "run")
+    monkeypatch.setattr(page, "LARGEST", 1000)
+    (tmp_path / "share").mkdir()
+    out = report.write_report(path, out=tmp_path / "share" / "demo #1.html")
+    row = lines(sorted((path / "trajectories").iterdir())[0])[0]
+    place = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"]}
+    found = visit(f"{out.as_uri()}#view=trajectories&{urllib.parse.urlencode(place)}")
+    found.locator("#trajectories .user").first.wait_for()
+    assert row["queries"][0] in found.locator("#trajectories .detail").inner_text()
+
+
+def test_a_trajectory_whose_reward_is_no_number_is_read(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    file = sorted((path / "trajectories").iterdir())[0]
+    row, *others = file.read_text().splitlines()
+    row = json.loads(row) | {"reward": float("nan")}
+    file.write_text("\n".join([json.dumps(row), *others, ""]))
+    report.write_report(path)
+    place = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"]}
+    found = visit(address(path, view="trajectories", **place))
+    assert found.locator("#trajectories .facts div").first.inner_text().split() == ["reward", "—"]
+
+
 def test_a_page_without_its_data_says_so(browser, tmp_path, monkeypatch):
     path = fake_workdir(tmp_path / "run")
     monkeypatch.setattr(page, "LARGEST", 1000)
@@ -570,6 +594,10 @@ def test_a_comparison_shows_differences_curves_and_the_way_to_each_run(visit, tm
         found.url.endswith("cells/random/seed_1/report.html")
         and "seed 1" in found.locator("#headline").inner_text()
     )
+    elsewhere = visit(report.write_report(path, out=tmp_path / "shared.html").as_uri())
+    elsewhere.locator("table").last.get_by_role("link").click()
+    elsewhere.wait_for_selector("html[data-ready]")
+    assert elsewhere.url == found.url
 
 
 def test_lost_trials_and_diverged_seeds_stand_in_a_comparison(visit, tmp_path):

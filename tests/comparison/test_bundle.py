@@ -279,6 +279,23 @@ AGAIN = ".*ask for the bundle that python experiments/compare.py --bundle wrote,
          f"{UP}the cost rollouts/policy is -1"),
         (changed("ledger.json", at("costs", "rollouts/probe", value=30)),
          f"{UP}it spent 46 rollouts of a budget of 12, and 21 are the most"),
+        (changed("ledger.json", at("costs", "rollouts/policy", value=12), "random"),
+         "random, seed 0: .* .rollouts/policy in ledger.json: 12, where its other files have 16"),
+        (changed("metrics.jsonl", at(0, "groups", "rolled_out", value=64), "random"),
+         "random, seed 0: .* .rollouts/policy in ledger.json: 16, where its other files have"),
+        (changed("metrics.jsonl", at(0, "groups", "rolled_out", value=64)),
+         f"{UP}16 rollouts in ledger.json, and 6. groups in metrics.jsonl"),
+        (changed("metrics.jsonl", at(0, "groups", "rolled_out", value=0)),
+         f"{UP}groups.rolled_out in metrics.jsonl is no whole number above 0"),
+        (changed("ledger.json", at("costs", "rollouts/probe", value=10**400)), f"{UP}OverflowError"),
+        (lambda made, files: files.update({(NAME, "ledger.json"): "[" * 200_000}), f"{UP}RecursionError"),
+        (changed("ran.json", at(0, "commit", value="\x1b[31mred")),
+         rf"{UP}the text '\\x1b.31mred' cannot be printed"),
+        (changed("ran.json", at(0, "date", value=[1])), f"{UP}date in ran.json is .1., which is no text"),
+        (changed("ran.json", at(0, "diverged", value={"step": "\x1b[2J", "why": ""})),
+         rf"{UP}it diverged at step '\\x1b.2J', which is no whole number"),
+        (changed("summary.json", at("explorer_model", value="\x1b[2J")), f"{UP}cannot be printed"),
+        (changed("evaluations.jsonl", at(0, "samples", value="\x1b[2J")), f"{UP}samples of set"),
         (changed("tasks.jsonl", lambda rows: rows.pop()), f"{UP}tasks.final"),
         (else_asked("tasks.jsonl"),
          f"{CELL}the tasks of D_0 have the digest '.*', and those of random, seed 0 '.*': all runs of"),
@@ -299,7 +316,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence_and_changes_nothing(home, tm
     folder = tmp_path / "comparison"
     with pytest.raises(ValueError, match=f"forged.*{why}") as error:
         join(folder, opened)
-    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+    assert str(error.value).isprintable() and str(error.value).endswith(".")
     assert not list(folder.glob("cells/*")) and not list(folder.glob(".join*"))
 
 
@@ -364,6 +381,7 @@ def _numbers():
     "spoil, why",
     [
         (lambda path, made: made.update(date="2020-01-01"), "its digest is '.*', and its content has"),
+        (lambda path, made: made.update(machine="\x1b]0;m\x07"), r"the text '\\x1b.*' cannot be printed"),
         (lambda path, made: made.pop("cells"), "must have the keys cells, commit"),
         (lambda path, made: next((path / "files").iterdir()).write_bytes(b"no gzip"), "Not a gzipped file"),
         (
@@ -380,6 +398,48 @@ def test_a_damaged_bundle_is_refused(home, tmp_path, spoil, why):
     spoil(path, made)
     (path / "bundle.json").write_text(json.dumps(made))
     with pytest.raises(ValueError, match=f"spoilt is no whole bundle .*{why}.*ask its author"):
+        bundle.read(path)
+
+
+@pytest.mark.parametrize(
+    "edit, why",
+    [
+        (lambda made: made["plan"].pop("arms"), "arms of its plan is missing, or has another shape"),
+        (lambda made: made["plan"].update(seeds=["0"]), "seeds of its plan is missing, or has another"),
+        (lambda made: made["plan"].update(planned=[["random"]]), "planned of its plan is"),
+        (lambda made: made["plan"].update(extended=[{"date": "then"}]), "extended of its plan is"),
+        (lambda made: made["plan"].update(primary="luck"), "primary of its plan is 'luck'"),
+        (lambda made: made["plan"].update(date="\x9b2J"), r"the text '\\x9b2J' cannot be printed"),
+        (lambda made: made["cells"][1].update(seed=10**300), f"the seed of {NAME} is 1000"),
+        (lambda made: made["cells"][1].update(setting=[["a\0b", 1]]), "cannot be printed"),
+        (lambda made: made["cells"][1].update(setting=[["\ud800", 1]]), "cannot be printed"),
+        (lambda made: made["cells"][1].update(setting=[["a" * 300, 1]]), "a name of more than 200 bytes"),
+        (lambda made: made["cells"].extend({**made["cells"][1], "setting": [["a", x]]} for x in ("/", "_")),
+         "or stands twice"),
+    ],
+)  # fmt: skip
+def test_a_bundle_that_cannot_be_read_is_refused_in_a_sentence(home, tmp_path, edit, why):
+    path = forge(home / "runs" / "half_solved", tmp_path / "forged", lambda made, files: edit(made))
+    with pytest.raises(ValueError, match=f"forged is no whole bundle .*{why}.*ask its author") as error:
+        bundle.read(path)
+    assert str(error.value).isprintable()
+
+
+def test_deep_nesting_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "bundle.json").write_text("[" * 200_000 + "]" * 200_000)
+    with pytest.raises(ValueError, match="is no whole bundle .RecursionError: .*ask its author"):
+        bundle.read(tmp_path)
+
+
+def test_a_content_is_held_once_and_all_of_them_are_bounded(home, monkeypatch):
+    """Few compressed bytes may stand for many, in many cells."""
+    path = home / "runs" / "half_solved"
+    held = [content for files in bundle.read(path).cells.values() for content in files.values()]
+    assert len({*map(id, held)}) == len(list((path / "files").iterdir())) < len(held)
+    monkeypatch.setattr(bundle, "WHOLE", sum(map(len, held)))
+    bundle.read(path)
+    monkeypatch.setattr(bundle, "WHOLE", sum(map(len, held)) - 1)
+    with pytest.raises(ValueError, match="half_solved is no whole bundle .*have more than [0-9]* bytes toge"):
         bundle.read(path)
 
 

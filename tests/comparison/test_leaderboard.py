@@ -380,6 +380,18 @@ def test_published_numbers_give_their_published_differences():
     )
 
 
+@pytest.mark.nightly
+def test_the_published_page_is_what_its_command_writes(tmp_path):
+    """The command stands in docs/notes/arena.md. So each published cell passes the checks of bundles."""
+    published = ROOT / "docs" / "results"
+    source = testbed.load("bfcl", [published / "bundles" / "bfcl"])
+    leaderboard_page.write([leaderboard.board(source)], tmp_path)
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.*"))
+    assert [*map(str, files)] == ["leaderboard.md", "leaderboard/bfcl.svg", "leaderboard/leaderboard.csv"]
+    for name in files:
+        assert (tmp_path / name).read_bytes() == (published / name).read_bytes(), name
+
+
 @pytest.mark.parametrize(
     "told, mark, sentence",
     [

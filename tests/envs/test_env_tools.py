@@ -1,10 +1,13 @@
 """A user's own tools: schemas, refusals and their words, worlds, grading, and the same class in TRL."""
 
+import collections
 import dataclasses
 import enum
 import inspect
+import itertools
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -233,9 +236,11 @@ def test_objects_are_written_by_class_and_attributes_in_any_order():
     assert plain([Colour.RED, np.random.default_rng(0)], "x") == ["red", "Generator"]
 
 
-@pytest.mark.parametrize("kind", ["a builtin", "a function", "a module", "an iterator", "a generator"])
+@pytest.mark.parametrize("kind", ["a method", "a function", "a class", "an iterator", "a generator"])
 def test_what_has_no_json_form_is_named(kind):
-    values = {"a builtin": open, "a function": lambda: 0, "a module": sys, "an iterator": iter([])}
+    class Here: ...
+
+    values = {"a method": [].append, "a function": lambda: 0, "a class": Here, "an iterator": iter([])}
     value = values.get(kind, (i for i in ()))
     with pytest.raises(NoState, match=r"shop\['a'\] is a "):
         plain({"a": value}, "shop")
@@ -243,6 +248,24 @@ def test_what_has_no_json_form_is_named(kind):
     loop.append(loop)
     with pytest.raises(NoState, match="contains itself"):
         plain(loop, "loop")
+
+
+def test_what_a_file_defines_once_is_written_by_its_name():
+    found = plain([sys, Address, played, len, re.compile("a|b"), {"of": np.ndarray}], "x")
+    name = __name__
+    assert found == ["sys", f"{name}.Address", f"{name}.played", "builtins.len", "re.compile('a|b')",
+                     {"of": "numpy.ndarray"}]  # fmt: skip
+
+
+def test_an_entry_of_a_defaultdict_that_is_as_empty_as_a_new_one_is_no_state():
+    counts, tags = collections.defaultdict(int, a=0, b=2), collections.defaultdict(set)
+    assert plain(counts, "x") == {"b": 2} and plain(tags, "x") == {}
+    assert tags["later"] == set() and plain(tags, "x") == {} and set(tags) == {"later"}
+    mixed = collections.defaultdict(list, a="", b=[0], c={}, d=[])
+    assert plain(mixed, "x") == {"a": "", "b": [0], "c": {}}
+    made = collections.defaultdict(itertools.count().__next__, a=0)  # to ask it for a new one would change it
+    assert plain(made, "x") == {"a": 0} and made["b"] == 0
+    assert plain({"a": 0, "b": []}, "x") == {"a": 0, "b": []}
 
 
 # ---- What is refused -----------------------------------------------------------------------------
@@ -435,6 +458,15 @@ def test_worlds_are_begun_once_until_the_file_changes(written, tmp_path):
     assert len(log.read_text()) == 2 * 120 and first[0] == first[2] != first[1]
     os.utime(tmp_path / "own_tools.py", (0, 0))
     assert family.scenarios("train", settings) == first[0] and len(log.read_text()) == 4 * 120
+
+
+def test_an_edited_file_has_its_new_tools_at_once(written, tmp_path):
+    source, path, family = written(), tmp_path / "own_tools.py", envs.load("tools")
+    names = lambda: [tool["function"]["name"] for tool in family.tools(scenarios(source)[0])]
+    assert names() == ["add", "look"]
+    path.write_text(path.read_text().replace("def add", "def increase"))
+    os.utime(path, (0, 0))
+    assert names() == ["increase", "look"]  # though its worlds begin as before
 
 
 def test_named_scenarios_are_the_splits_and_none_begins_as_one_of_the_other(written):

@@ -357,6 +357,174 @@ def test_all_data_of_a_file_of_functions_is_state_and_of_a_classs_file_once_it_c
     assert set(played(source, *call(1))[0].state()) == {"jobs", "box", name}
 
 
+REGISTRY = '''
+import enum, threading
+
+class Kind(enum.Enum):
+    SLOW = "slow"
+
+class Account:
+    rate, kinds, registry = 3, {"slow": Kind.SLOW}, {}
+
+    class Log:
+        lines = []
+
+class Own:
+    def reset(self, seed=0):
+        Account.registry = {"Ada": seed, "Ben": seed}
+        self.owners = ["Ada", "Ben"]
+
+    def pay_in(self, owner: str, amount: int) -> str:
+        """Pays in.
+
+        Args:
+            owner: Of the account.
+            amount: From 1 to 9.
+        """
+        Account.registry[owner] += amount
+        return "done"
+
+    def note(self, line: str) -> str:
+        """Notes.
+
+        Args:
+            line: It.
+        """
+        Account.Log.lines.append(line)
+        mark.last = line
+        return "done"
+
+def mark(): ...
+'''
+
+
+def test_what_calls_change_in_other_classes_and_functions_of_the_file_is_state(written):
+    source = written(REGISTRY)
+    pay = lambda owner, amount: (Call("pay_in", {"owner": owner, "amount": amount}),)
+    note = lambda line: (Call("note", {"line": line}),)
+    assert graded(source, pay("Ada", 5), pay("Ada", 5)).success
+    for made in (pay("Ben", 5), pay("Ada", 1), ()):
+        assert graded(source, made, pay("Ada", 5)).reason == "state_differs"
+    assert graded(source, note("a"), note("b")).reason == "state_differs"
+    state = played(source, *note("a"))[0].state()
+    assert state == {
+        "Account.Log.lines": ["a"], "Account.registry": {"Ada": 1, "Ben": 1}, "mark.last": "a",
+        "owners": ["Ada", "Ben"],
+    }  # fmt: skip
+    assert len(worlds(source)) == 72  # they differ in nothing but the registry
+
+
+PUT = '''
+def put(name: str) -> str:
+    """Puts.
+
+    Args:
+        name: It.
+    """
+    return name
+'''
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        ("STATE = {'orders': {}, 'lock': threading.Lock()}", r"STATE\['lock'\] is a _thread.lock"),
+        ("SEEN = [iter([])]", r"SEEN\[0\] is a list_iterator"),
+        ("JOBS = queue.Queue()", "JOBS is a queue.Queue"),
+        ("GRID = numpy.zeros(3)", "GRID is a numpy.ndarray"),
+        ("ROWS = array.array('i')", "ROWS is a array.array"),
+        ("BASE = sqlite3.connect(':memory:')", "BASE is a sqlite3.Connection"),
+        ("OURS = own_stock.Store()", "OURS.lock is a _thread.lock"),
+        ("class Account:\n    held = [threading.Lock()]", r"Account.held\[0\] is a _thread.lock"),
+    ],
+)
+def test_data_beside_the_object_that_json_cannot_write_is_refused_by_its_name(written, data, said):
+    store = "import threading\nclass Store:\n    def __init__(self): self.lock = threading.Lock()\n"
+    written(store, name="own_stock")
+    head = "import array, queue, sqlite3, threading\nimport numpy, own_stock\n"
+    source = written(f"{head}{data}\n{PUT}", kind="")
+    with pytest.raises(Refused, match=rf"{said}, .*define state\(\), which returns"):
+        worlds(source)
+    method = textwrap.indent(PUT.replace("(name", "(self, name"), "    ")
+    kind = f"class Own:\n    def reset(self, seed=0): ...\n{method}"
+    with pytest.raises(Refused, match=rf"own_world.py:\d+: {said}, .*hold plain data .*state\(self\), which"):
+        worlds(written(f"{head}{data}\n{kind}"))
+    own = kind + "    def state(self): return 0\n"
+    assert worlds(written(f"{head}{data}\n{own}"))[0].scenario["initial_state"] == {"Own": 0}
+
+
+HARMLESS = """
+import enum, functools, itertools, json, logging, os, pathlib, random, re, threading, typing
+import numpy as np
+
+class Kind(enum.Enum):
+    SLOW = "slow"
+
+class Point(typing.NamedTuple):
+    x: int = 0
+    how: typing.Callable = len
+
+class Rule:
+    def __init__(self, test): self.test = test
+    def __call__(self, text): return self.test(text)
+
+class Held:
+    lock = threading.Lock()
+
+def _upper(text): return text.upper()
+
+lock, again, log, word = threading.Lock(), threading.RLock(), logging.getLogger("own"), re.compile("a")
+names, chance, draw = itertools.count(), random.Random(0), np.random.default_rng(0)
+T, Text, Number = typing.TypeVar("T"), list[str], int | None
+HANDLERS, WORDS = {"upper": _upper, "cut": lambda text: text[:1], "len": len, "of": Kind}, [word]
+RULE, POINT, HOME, KINDS = Rule(_upper), Point(), pathlib.Path("/"), frozenset({Kind.SLOW})
+short, cached, out = functools.partial(json.dumps, indent=1), functools.cache(_upper), os.sys.stdout
+"""
+
+
+def test_constants_and_a_lock_that_stands_by_itself_are_neither_refused_nor_state(written):
+    method = textwrap.indent(PUT.replace("(name", "(self, name"), "    ")
+    source = written(f"{HARMLESS}\nclass Own:\n    def reset(self, seed=0): self.n = seed\n{method}")
+    state = played(source)[0].state()
+    # Of these calls could change some; they are written by their names.
+    assert set(state) == {"n", "HANDLERS", "WORDS", "RULE", "POINT"}
+    assert state["HANDLERS"]["upper"] == "own_world._upper" and state["RULE"]["test"] == "own_world._upper"
+    assert len(worlds(source)) == 72 and played(written(HARMLESS + PUT, kind=""))[0].state()
+
+
+def test_a_look_into_a_defaultdict_is_no_change(written):
+    source = written(
+        '''
+        import collections
+
+        class Own:
+            def reset(self, seed=0):
+                self.by_kind = collections.defaultdict(list)
+
+            def tag(self, job: str, kind: str) -> dict:
+                """Tags.
+
+                Args:
+                    job: It.
+                    kind: It.
+                """
+                self.by_kind[kind].append(job)
+                return "tagged"
+
+            def kinds(self, kind: str) -> list:
+                """Lists.
+
+                Args:
+                    kind: It.
+                """
+                return self.by_kind[kind]
+        '''
+    )
+    look, tag = Call("kinds", {"kind": "later"}), Call("tag", {"job": "dig", "kind": "urgent"})
+    assert graded(source, (look, tag), (tag,)).reason == "passed"
+    assert graded(source, (tag,), (look, tag)).reason == "answer_missing"
+
+
 def test_another_way_to_the_same_result_passes(written):
     source = written(
         '''

@@ -80,15 +80,29 @@ build.engine = lambda *given: None
 """
 
 
-@pytest.mark.parametrize("flag, timeout", [((), 60), (("--call_timeout=7",), 7)])
-def test_tasks_of_a_runs_own_family_are_played_in_the_runs_environment(quick, tmp_path, flag, timeout):
-    (tmp_path / "guess.py").write_text(REWARDED)
+def run_of(tmp_path, text, **environment):
+    """Returns a folder that holds what is read of a finished run of a class, and the class's source."""
+    (tmp_path / "guess.py").write_text(text)
     source, run = f"{tmp_path / 'guess.py'}:Guess", tmp_path / "run"
     config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
-    config.environment.update(call_timeout=60.0, worker_memory=16.0, python=sys.executable)
+    config.environment.update(**environment)
     run.mkdir()
     (run / "config.json").write_text(configs.to_json(config))
     shutil.copytree(TINY, run / "policy")
+    return run, source
+
+
+def test_a_class_without_a_reward_has_no_tasks_of_its_own_to_play(quick, tmp_path):
+    run, _ = run_of(tmp_path, REWARDED.replace("get_reward", "_get_reward"))
+    done = start("evaluate", quick, f"--workdir={run}", "--benchmark=tools", "--split=test")
+    why = "tools has no tasks of its own in --split=test: let its class define get_reward(self) and return"
+    refused(done, f"Error: The environment {why}")
+
+
+@pytest.mark.parametrize("flag, timeout", [((), 60), (("--call_timeout=7",), 7)])
+def test_tasks_of_a_runs_own_family_are_played_in_the_runs_environment(quick, tmp_path, flag, timeout):
+    more = {"call_timeout": 60.0, "worker_memory": 16.0, "python": sys.executable}
+    run, source = run_of(tmp_path, REWARDED, **more)
     done = forked.run_after(HELD, "evaluate", tmp_path, quick, f"--workdir={run}", "--benchmark=tools", *flag)
     refused(done, f"Error: {timeout} s, 16 GiB, python {sys.executable!r}, {source!r}")
 

@@ -252,6 +252,23 @@ def test_a_merged_policy_has_the_bases_dtype_and_the_command_tells_what_that_rou
 
 
 @pytest.mark.slow
+def test_the_base_is_read_in_the_dtype_that_the_adapters_were_trained_on(tmp_path, quick):
+    base, (model, params) = tmp_path / "base", hf_io.load(ROOT / CONFIG.model)
+    shutil.copytree(ROOT / CONFIG.model, base)
+    params = jax.tree.map(lambda p: p * np.float32(1.001), params)  # bfloat16 would round them
+    hf_io.save(base, model, params)
+    own = jax.tree.map(lambda p: p + 0.1, lora.init(jax.random.key(0), params, 2, "q_proj"))
+    adapters = peft_io.Adapters(own, 2, 1.0, str(base), "bfloat16")
+    peft_io.save(tmp_path / "lora", model, adapters)
+    command = ["experiments/export.py", "--to=policy", f"--adapter={tmp_path / 'lora'}"]
+    done = forked.run([*command, f"--output={tmp_path / 'merged'}"], quick)
+    assert done.returncode == 0 and done.stdout.endswith("merged, float32\n"), done.stderr
+    want = lora.merge(hf_io.load(base, "bfloat16")[1], own, adapters.scale)
+    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    jax.tree.map(near, hf_io.load(tmp_path / "merged")[1], want)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form, package", [("parquet", "pyarrow"), ("datasets", "datasets")])
 def test_the_command_names_what_is_missing(workdir, tmp_path, form, package):
     program = (
@@ -294,16 +311,15 @@ def test_a_card_has_base_data_method_figures_versions_and_command(workdir):
     warm = {**summary, "warm_start": {"steps": 9, "best_step": 7}}  # patience ended it
     told = model_card.card(config, warm)
     assert "| warm start | 9 supervised updates, those up to 7 kept |" in told
-    assert (
-        "(`adapter/`, for peft, on the policy after the warm start: the run's `warm_start/policy`) |" in told
-    )
+    onto = "on the policy after the warm start, the run's `warm_start/policy`, in float32"
+    assert f"| LoRA of rank 8 (`adapter/`, for peft, {onto}) |" in told
     elsewhere = configs.override(config, {"checkpoint.folder": "gs://bucket/run"})
     model_card.write(workdir / "policy", elsewhere, summary)
     text = (workdir / "policy" / "README.md").read_text()
     assert text.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: ")
     for told in (
         "| base model | `models/tiny_qwen3` |",
-        "| trained parameters | LoRA of rank 8 (`adapter/`, for peft) |",
+        "| trained parameters | LoRA of rank 8 (`adapter/`, for peft, on the base model in float32) |",
         "| strategy | `coevolve` |",
         "| updates | 12 GRPO steps, seed 0 |",
         "| tasks at the end | 24 |",

@@ -16,7 +16,7 @@ from coevolve_jax.grpo import lora
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.loop.trainer import Trainer
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.models.decoder import Decoder
 from tests.support.grpo_cases import MODEL, init_params, learner_config, make_learner, samples, trajectory
 
@@ -100,6 +100,9 @@ def test_merged_logits_equal_the_adapters(params, batch, trained):
     np.testing.assert_allclose(
         np.where(batch.mask, learner.score(state, batch), 0), base_scores(merged, batch), atol=1e-5
     )
+    np.testing.assert_allclose(
+        np.where(batch.mask, learner.score_merged(state, batch), 0), base_scores(merged, batch), atol=1e-5
+    )
     assert np.abs(np.where(batch.mask, learner.score(state, batch) - before, 0)).max() > 1e-2
     kernel = lambda tree: np.asarray(tree["layers"]["mlp"]["up_proj"]["kernel"])
     a, b = (np.asarray(state.params["layers"]["mlp"]["up_proj"][name]) for name in ("lora_a", "lora_b"))
@@ -160,7 +163,7 @@ def test_the_share_of_changes_that_a_dtype_rounds_away():
 
 
 def test_what_bfloat16_would_round_away_is_sampled_and_exported(params, tmp_path):
-    """Adapters change kernels by some 1e-4 of their size, on a base in bfloat16."""
+    """Adapters change kernels by some 1e-4 of their size, on a base in bfloat16 that is float32 on disk."""
     changes = dict(dtype="bfloat16", lora_rank=3, lora_alpha=6.0, lora_targets="up_proj")
     learner = make_learner(params, **changes)
     state = learner.init(params)
@@ -170,7 +173,8 @@ def test_what_bfloat16_would_round_away_is_sampled_and_exported(params, tmp_path
     kernel = lambda tree: tree["layers"]["mlp"]["up_proj"]["kernel"]
     base = np.asarray(kernel(params).astype(jnp.bfloat16), np.float32)
     want = base + 2.0 * np.einsum("nir,nro->nio", a, b)
-    policy = build.Policy(MODEL, params, None, None, str(tmp_path))
+    hf_io.save(tmp_path / "base", MODEL, params)
+    policy = build.Policy(MODEL, params, None, None, str(tmp_path / "base"))
     engine = lambda dtype: {"name": "native", "sharded": False, "dtype": dtype}
     trainer = lambda dtype: Trainer(
         learner, policy, ConfigDict({"engine": engine(dtype), "learner": learner_config(**changes).to_dict()})
@@ -187,6 +191,10 @@ def test_what_bfloat16_would_round_away_is_sampled_and_exported(params, tmp_path
     with safe_open(tmp_path / "policy" / hf_io.WEIGHTS, framework="np") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(kernel(hf_io.load(tmp_path / "policy")[1]), exact)
+    own = peft_io.load(tmp_path / "policy" / "adapter", MODEL)
+    sum_on = lambda dtype: kernel(lora.merge(hf_io.load(own.base, dtype)[1], own.params, own.scale))
+    np.testing.assert_allclose(sum_on(own.base_dtype), exact, rtol=1e-6, atol=1e-9)
+    assert own.base_dtype == "bfloat16" and not np.allclose(sum_on("float32"), exact, rtol=1e-4)
 
 
 def test_without_adapters_the_policy_is_the_state_itself(params):

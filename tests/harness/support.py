@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.harness import campaign, loop, start
 from coevolve_jax.harness.store import Store
+from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import MADE_UP, evaluate_made_up, train_made_up
 from tests.support.paths import ROOT
 
@@ -77,6 +78,13 @@ def rewritten(found: loop.Evolution, version: str, part: str, **values) -> None:
     path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     rehash(found.campaign.folder)
     found.campaign.check()  # only the runs tell
+
+
+def lose_all_trials(run: Path) -> None:
+    """Takes every trial from the evaluations of a run."""
+    rows = read_lines(run / "evaluations.jsonl")
+    lost = [{**row, "by_task": dict.fromkeys(row["by_task"], [0, 0])} for row in rows]
+    write_lines(run / "evaluations.jsonl", lost)
 
 
 def cut(folder: Path, kept: int) -> None:

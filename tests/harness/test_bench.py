@@ -16,7 +16,7 @@ from coevolve_jax.harness.start import without_harness
 from coevolve_jax.harness.store import Store
 from coevolve_jax.records.files import write_text
 from coevolve_jax.testing.campaign import MADE_UP
-from tests.harness.support import config
+from tests.harness.support import WITH_MADE_UP, config
 from tests.support import forked
 from tests.support.paths import ROOT
 
@@ -163,6 +163,42 @@ def test_what_another_setting_or_another_code_has_trained_is_read_anew(tmp_path,
     monkeypatch.setattr(campaign, "code", lambda: "0123456789abcdef")
     assert [read(other), read(start), read(start)] == [6, 8, 8]
     assert len({*evaluate.asked}) == 8
+
+
+def test_campaigns_keep_the_cores_that_the_first_was_begun_with(tmp_path, monkeypatch):
+    start, folder = without_harness(config("none")), tmp_path / "campaigns"
+    cores = lambda jobs: bench.cores_of_campaigns(folder, jobs)
+    runs = lambda jobs: Store(tmp_path, start, MADE_UP, jobs, cores(jobs)).workdir(start, 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert cores(2) == 4 and runs(2) != runs(1)
+    campaign.begin(folder / "before_this", {"config": {"harness": {"versions": 1}}})  # says nothing of cores
+    assert cores(2) == 4
+    plan = {"config": {"harness": {"versions": 1}}, "told": {"cores": cores(2)}}
+    campaign.begin(folder / "slow_fixed_0", plan)
+    assert runs(2) == runs(1) == runs(8)
+
+
+@pytest.mark.slow
+def test_a_bench_that_was_killed_goes_on_with_other_jobs_and_trains_nothing_anew(tmp_path, quick):
+    killed = """
+def train(jobs, side_by_side):
+    moved = any(job.start and job.config.learner.learning_rate > 2e-5 for job in jobs)
+    return os._exit(9) if moved else campaign.train_made_up(jobs, side_by_side)
+launch.programs = lambda config, compiled: campaign.MADE_UP._replace(launch=train)
+"""
+    two = f"import os\n{WITH_MADE_UP}\nos.sched_getaffinity = lambda pid: {{0, 1}}\n"
+    flags = [f"--workdir={tmp_path}", "--arms=fixed", "--campaign_seeds=0", "--versions=1"]
+    run = lambda jobs, end="": forked.run_after(
+        two + end, "harness_bench", tmp_path, quick, *flags, f"--jobs={jobs}"
+    )
+    assert run(2, killed).returncode == 9
+    done = run(1)
+    assert done.returncode == 0, done.stderr
+    assert "begun with 1 cores a run. Runs made here have 2, so other last digits." in done.stdout
+    made = lambda: set((tmp_path / "store").glob("**/seed_*"))
+    before, again = made(), run(1)
+    assert again.returncode == 0 and made() == before
+    assert {path.parent.name.rpartition("-")[2] for path in before} == {"1"}
 
 
 @pytest.mark.parametrize("name", [n for n in FAULTS if n != "none"])

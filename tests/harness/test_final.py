@@ -15,8 +15,8 @@ from coevolve_jax.harness import claim, evidence, final, references, start
 from coevolve_jax.harness.campaign import Tampered
 from coevolve_jax.harness.store import Store, config_id
 from coevolve_jax.records.files import read_lines, write_lines
-from coevolve_jax.testing.campaign import MADE_UP, truth
-from tests.harness.support import WITH_MADE_UP, Kept, config, cut, evolution, rehash
+from coevolve_jax.testing.campaign import MADE_UP, evaluate_made_up, train_made_up, truth
+from tests.harness.support import WITH_MADE_UP, Kept, config, cut, evolution, lose_all_trials, rehash
 from tests.support import forked
 from tests.support.paths import ROOT
 
@@ -281,6 +281,73 @@ def test_the_program_reads_the_test_with_a_reference(tmp_path, quick):
     assert again.returncode == 0 and again.stdout.endswith("Everything is as the runs give it.\n"), (
         again.stdout
     )
+
+
+def test_a_campaign_keeps_its_store_and_another_one_is_refused_before_anything_is_written(tmp_path, quick):
+    shared = tmp_path / "shared"
+    flags = [f"--config={ROOT}/configs/bfcl_harness.py:fault=slow", "--versions=1", "--seeds=0"]
+    flags += ["--diagnostics=fixed", "--audit=none", "--final_seeds=100:102"]
+
+    def run(name, *more):
+        workdir = f"--workdir={tmp_path}/{name}"
+        return forked.run_after(WITH_MADE_UP, "evolve_harness", tmp_path, quick, *flags, workdir, *more)
+
+    first = run("a", f"--store={shared}", "--final")
+    assert first.returncode == 0 and first.stdout.endswith(" 1\n"), first.stderr
+    assert run("b", f"--store={shared}").returncode == 0
+    before = set(tmp_path.rglob("*"))
+    other = run("b", f"--store={tmp_path}/b/store", "--final")
+    assert other.returncode and other.stderr.count("\n") == 1
+    says = f"/b has its runs in {shared}, and not in {tmp_path}/b/store: give --store={shared}."
+    assert says in other.stderr
+    assert set(tmp_path.rglob("*")) == before
+    second = run("b", "--final")  # the test was opened in that store before
+    assert second.returncode == 0 and second.stdout.endswith(" 2\n"), second.stderr
+    replay = run("a", "--replay")
+    assert replay.returncode == 0 and replay.stdout.endswith("Everything is as the runs give it.\n")
+    assert len(list(shared.glob("openings/*/*.json"))) == 2
+    assert not (tmp_path / "a" / "store").exists() and not (tmp_path / "b" / "store").exists()
+
+
+def test_a_fresh_run_or_a_reading_without_a_valid_trial_stops_before_anything_is_told(tmp_path):
+    def launch(jobs, side_by_side):
+        new = [job for job in jobs if job.config.seed == 101 and not job.workdir.exists()]
+        came = train_made_up(jobs, side_by_side)
+        for job in new if lost["run"] else ():
+            if job.start and job.config.learner.learning_rate > 2e-5:
+                lose_all_trials(job.workdir)
+        return came
+
+    def evaluate(questions, side_by_side):
+        came = evaluate_made_up(questions, side_by_side)
+        for q in questions:
+            if lost["reading"] and q.output.name == "start_100_P2.json":
+                counts = dict.fromkeys(json.loads(q.output.read_text())["environment"]["by_task"], [0, 0])
+                q.output.write_text(json.dumps({"environment": {"by_task": counts}}))
+        return came
+
+    lost = {"run": True, "reading": True}
+    found = evolution(tmp_path / "campaign", "slow", launch, evaluate, versions=1, seeds=(0,))
+    found.run()
+    folder = found.campaign.folder / "final"
+    final.open_test(found, [100, 101], {}, False)
+    run = found.store.workdir(found.versions.config("v001"), 101)
+    says = f"^Every trial of the selected harness on the fresh seed 101 .* was lost: .* take {run} away and"
+    with pytest.raises(ValueError, match=says):
+        final.read(found, [100, 101])
+    assert not (folder / "readings.csv").exists() and not (folder / "readings").exists()
+    lost["run"] = False
+    shutil.rmtree(run)
+    reading = folder / "readings" / "start_100_P2.json"
+    says = f"^Every trial of the start harness, seed 100, was lost in the reading P2 .* take {reading} away"
+    with pytest.raises(ValueError, match=says):
+        final.read(found, [100, 101])
+    assert not (folder / "readings.csv").exists()
+    lost["reading"] = False
+    reading.unlink()
+    final.read(found, [100, 101])
+    assert "NaN" not in (folder / "final.json").read_text()
+    assert found.replay() == final.differences(found) == []
 
 
 LOST = {

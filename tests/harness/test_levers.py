@@ -14,7 +14,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.diagnosis import rewards
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.harness import levers
+from coevolve_jax.harness import levers, start
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.templates import templates
 from tests.harness.support import config
@@ -50,11 +50,13 @@ def test_a_move_changes_the_keys_of_its_lever_alone_and_can_run(name):
 FAR = {  # key -> values beyond the bounds or beside the list, with the moves that lead back
     "learner.learning_rate": {1e-2: {"/3": 0.00333333}, 1e-8: {"x3": 3e-8}},
     "learner.max_grad_norm": {1e-3: {"x3": 3e-3}},
-    "learner.clip_high": {0.01: {"x1.5": 0.015}},
-    "learner.filter_keep": {0.1: {"x1.5": 0.15}},
+    "learner.clip_high": {0.01: {"x1.5": 0.015}, 0.0: {"on": 0.05}},
+    "learner.clip_low": {0.0: {"on": 0.05}},
+    "learner.filter_keep": {0.1: {"x1.5": 0.15}, 0.0: {"on": 0.3}},
+    "learner.filter_z": {0.0: {"on": 0.5}},
     "learner.kl_coef": {30.0: {"/3": 10.0, "0": 0.0}},
     "learner.epochs": {3: {"up": 4, "down": 2}, 8: {"down": 4}},
-    "learner.warmup_steps": {100: {"/3": 33}, 25: {"/3": 8}},
+    "learner.warmup_steps": {100: {"/3": 33}, 25: {"/3": 8}, 0: {}},
     "learner.dynamic_sampling": {8: {"down": 3}},
     "rollout.temperature": {2.5: {"/1.25": 2.0}, 0.2: {"x1.25": 0.25}},
     "rollout.max_staleness": {8: {"down": 6}},
@@ -72,6 +74,20 @@ def test_a_start_beyond_the_bounds_or_beside_the_list_has_the_moves_that_lead_ba
     own = configs.override(CONFIG, {key: value, "rollout.tasks_per_step": 128})
     found = levers.table(own)[key].moves(own)
     assert {move: changes[key] for move, changes in found.items()} == moves
+
+
+def test_every_number_that_may_be_0_has_a_move_from_there_but_the_warm_up():
+    tried = set()
+    for name in TABLE:
+        if isinstance(configs.find(CONFIG, name), float):
+            try:
+                own = start.settled(configs.override(CONFIG, {name: 0.0}))
+            except ValueError:
+                continue  # it may not be 0
+            tried.add(name)
+            found = levers.table(own)[name].moves(own)
+            assert found and all(changes[name] > 0 for changes in found.values()), name
+    assert {"learner.clip_high", "learner.clip_low", "learner.filter_keep", "learner.filter_z"} < tried
 
 
 def test_no_move_leads_past_the_bounds():

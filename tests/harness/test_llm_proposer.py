@@ -32,6 +32,9 @@ class Playing:
     def __init__(self, *texts: str | None):
         self.costs, self.llm_calls, self.questions, self._texts = Counter(), [], [], list(texts)
 
+    def resume(self, llm_calls):
+        self.llm_calls += llm_calls
+
     def ask(self, role, questions, form):
         self.questions += questions
         text = self._texts.pop(0) if self._texts else None
@@ -134,6 +137,36 @@ def test_a_campaign_over_http_ends_and_its_books_add_up(server, tmp_path, monkey
     assert again.parts.proposer.client.costs == costs and again.campaign.llm_calls() == calls
     assert costs["llm_tokens"] == costs["llm_tokens_in/propose"] + costs["llm_tokens_out/propose"] > 0
     assert found.replay() == []
+
+
+@pytest.mark.parametrize("answer", [json.dumps(GOOD), None], ids=["an answer", "a fault"])
+def test_what_was_answered_before_a_kill_is_taken_and_not_asked_again(answer, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(*part):
+        raise Killed
+
+    def resumed(*texts):
+        monkeypatch.setattr(llm, "make", lambda config: llm.Model(Playing(*texts)))
+        return evolution(tmp_path / "campaign", "slow", versions=1, proposer="llm")
+
+    first = resumed(answer)
+    with monkeypatch.context() as during, pytest.raises(Killed):
+        write = first.campaign.write
+        at = ("v001", "proposal")
+        during.setattr(first.campaign, "write", lambda *p: kill() if p[:2] == at else write(*p))
+        first.run()
+    kept = first.campaign.llm_calls()
+    assert len(kept) == 1 and not first.campaign.path("v001", "proposal").exists()
+    with open(first.campaign.folder / "llm_calls.jsonl", "a") as file:
+        file.write('{"role": "prop')  # half a line, as a kill may leave it
+    second = resumed(json.dumps({**GOOD, "lever": "learner.epochs", "move": "up"}))
+    second.run()
+    proposal = second.versions.proposal("v001")
+    assert (proposal.lever, proposal.proposer) == (GOOD["lever"], "llm" if answer else "scripted")
+    assert second.campaign.llm_calls() == kept and second.parts.proposer.client.questions == []
+    assert second.replay() == []
 
 
 FORMULA = {"unit": "trajectory", "formula": "double(errors) / double(calls)"}

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -15,8 +16,8 @@ from coevolve_jax.harness.records import Expectation, Proposal, Skill
 from coevolve_jax.harness.registry import Diagnostic
 from coevolve_jax.harness.verdict import RULES
 from coevolve_jax.records.files import read_lines, write_lines
-from coevolve_jax.testing.campaign import ROLLOUTS, SEALED, TASKS, train_made_up, truth
-from tests.harness.support import config, cut, evolution, files, rewritten
+from coevolve_jax.testing.campaign import MADE_UP, ROLLOUTS, SEALED, TASKS, train_made_up, truth
+from tests.harness.support import config, cut, evolution, files, lose_all_trials, rewritten
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -222,12 +223,8 @@ def test_a_version_whose_every_trial_is_lost_has_failed_and_the_campaign_goes_on
     def launch(jobs, side_by_side):
         came = train_made_up(jobs, side_by_side)
         for job in jobs:
-            path = job.workdir / "evaluations.jsonl"
-            if job.config.learner.learning_rate != slow and path.exists():
-                rows = [json.loads(line) for line in path.read_text().splitlines()]
-                for row in rows:
-                    row["by_task"] = {task: [0, 0] for task in row["by_task"]}
-                path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            if job.config.learner.learning_rate != slow and (job.workdir / "evaluations.jsonl").exists():
+                lose_all_trials(job.workdir)
         return came
 
     slow = config("slow").learner.learning_rate
@@ -236,6 +233,42 @@ def test_a_version_whose_every_trial_is_lost_has_failed_and_the_campaign_goes_on
     first = found.versions.verdict("v001")
     assert first.kind == "failed" and "seed 0 on the selection set was lost" in first.decided.sentence
     assert len(found.campaign.versions()) > 2
+
+
+@pytest.mark.parametrize("seeds", [(1,), (0, 1)], ids=str)
+def test_a_start_that_lost_every_trial_of_a_seed_stops_and_goes_on_with_a_new_run(seeds, tmp_path):
+    def launch(jobs, side_by_side):
+        came = train_made_up(jobs, side_by_side)
+        for job in jobs:
+            if away and job.start and job.config.seed in seeds:
+                lose_all_trials(job.workdir)
+        return came
+
+    away = True  # the server of the environment
+    found = evolution(tmp_path / "campaign", "slow", launch, versions=1, audit="none")
+    says = f"^Every trial of seed {seeds[0]} of v000 on the selection set was lost: "
+    for _ in range(2):
+        with pytest.raises(ValueError, match=says) as told:
+            evolution(tmp_path / "campaign", "slow", launch, versions=1, audit="none").run()
+        assert found.campaign.next() == ("v000", "evidence")
+    runs = [found.versions.runs("v000")[seed] for seed in seeds]
+    assert f"take {runs[0]} away and give the same command again." in str(told.value)
+    away = False
+    for run in runs:
+        shutil.rmtree(run)
+    found.run()
+    assert found.versions.verdict("v001").kind == "promoted" and found.replay() == []
+
+
+def test_a_campaign_over_another_store_than_its_own_is_refused(tmp_path):
+    found = evolution(tmp_path / "campaign", versions=1)
+    assert found.campaign.store() is None
+    found.run()
+    assert found.campaign.store() == tmp_path / "store"
+    other = store.Store(tmp_path / "other", start.without_harness(config()), MADE_UP, 1)
+    says = f"has its runs in {tmp_path}/store, and not in {tmp_path}/other: give --store={tmp_path}/store."
+    with pytest.raises(ValueError, match=says):
+        loop.Evolution(found.campaign, config(versions=1), other)
 
 
 def test_a_folder_with_what_a_kill_left_of_the_plan_is_begun(tmp_path):

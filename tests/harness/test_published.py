@@ -1,6 +1,7 @@
 """Every figure in the tables of docs/results/harness.md, reckoned again from the raw rows in other ways."""
 
 import csv
+import itertools
 import random
 import re
 import statistics
@@ -103,6 +104,17 @@ def chosen(rule: str, versions, noise: float):
     for child in versions[1:]:
         kept = child if score(child) >= score(kept) + least else kept
     return kept
+
+
+def test_how_many_moves_without_effect_luck_makes_worse_or_better():
+    """Every choice of four runs as the start, and of another one as the move, is judged as E5 does."""
+    own = [int(r["solved"]) / int(r["trials"]) for r in rows("luck.csv")]
+    se, worse, better, count = NOISE * (1 + 1 / 4) ** 0.5, 0, 0, 0
+    for chosen_ones in itertools.combinations(range(len(own)), 4):
+        gains = np.delete(own, chosen_ones) - sum(own[i] for i in chosen_ones) / 4
+        worse, better, count = worse + (gains <= -se).sum(), better + (gains >= se).sum(), count + len(gains)
+    shares = f"{100 * worse / count:.1f}% of these runs are worse and {100 * better / count:.2f}% better"
+    assert shares in (ROOT / "docs" / "notes" / "harness.md").read_text()
 
 
 def test_which_conditions_let_baits_and_mends_pass():

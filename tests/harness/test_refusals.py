@@ -12,10 +12,17 @@ from coevolve_jax.harness import calibration, evidence, levers, refusals
 from coevolve_jax.harness.backtest import Check
 from coevolve_jax.harness.refusals import Trained, Tried
 from coevolve_jax.harness.start import without_harness
-from coevolve_jax.harness.store import Job, config_changes, config_id
+from coevolve_jax.harness.store import (
+    Job,
+    Store,
+    config_changes,
+    config_id,
+    cores_of_starts,
+    other_cores,
+)
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.testing.campaign import train_made_up
+from coevolve_jax.testing.campaign import MADE_UP, train_made_up
 from tests.harness.support import WITH_MADE_UP, config
 from tests.support import forked
 
@@ -64,7 +71,7 @@ def test_more_of_the_same_moves_are_drawn_where_more_are_asked_for():
     assert len(refusals.drawn(rows, 100, 100, rng_for(1, "refusals"))) == 30
 
 
-def test_luck_alone_makes_a_sixth_worse_and_a_sixth_better():
+def test_luck_makes_a_sixth_worse_and_a_sixth_better_where_runs_deviate_by_the_noise():
     rng, noise, kinds = np.random.default_rng(0), 0.025, []
     for _ in range(4000):
         start = list(rng.normal(0.6, noise, 4))
@@ -96,6 +103,19 @@ def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
     assert "| passed | 0 | 0 | 0 | 0 |  |" in alone
     assert alone.index("| -10.0 | worse |") < alone.index("| +0.0 | alike |")
     assert "| `c up` | order | failed | worse |" in told and "| `d up` | passed | +1.0 | alike |" in told
+
+
+def test_a_store_keeps_the_cores_of_its_starts(tmp_path, monkeypatch):
+    first = without_harness(config("none"))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    kept = lambda jobs: Store(tmp_path, first, MADE_UP, jobs, cores_of_starts(tmp_path, jobs))
+    assert cores_of_starts(tmp_path, 2) == 4 and other_cores(4, 2) == ""
+    begun = kept(2)
+    begun.begin([0])
+    assert kept(1).workdir(first, 0) == kept(8).workdir(first, 0) == begun.workdir(first, 0)
+    assert "begun with 4 cores a run. Runs made here have 8," in other_cores(4, 1)
+    Store(tmp_path, first, MADE_UP, 1).begin([0])  # as a program leaves it that keeps none
+    assert [cores_of_starts(tmp_path, jobs) for jobs in (1, 2, 4)] == [8, 4, 4]
 
 
 def test_moves_come_back_as_they_were_written(tmp_path):
@@ -130,9 +150,11 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
         if name != "none":
             gain = 100 * (own.success - np.mean(start))
             assert f"| `{name}` | {by_name[name] or 'passed'} | {gain:+.1f} |" in done.stdout
-    again = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags[:3], "--passed=3")
+    more = *flags[:3], "--passed=3", "--jobs=2"
+    again = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *more)
     assert again.returncode == 0, again.stderr
     more = calibration.read_rows(tmp_path / "trained.csv", "configs/bfcl_harness.py")
+    assert len({p.parent.name.rpartition("-")[2] for p in (tmp_path / "store").glob("*/seed_0")}) == 1
     assert len(more) == 7 and {k: more[k] for k in rows} == rows
     # Those of another start are refused before anything is run.
     for other in (("--seed=1", *flags[1:]), ("--salts=1:3", *flags[2:])):

@@ -10,6 +10,7 @@ import pytest
 from coevolve_jax import config as configs
 from coevolve_jax.harness import start
 from tests.harness.support import config
+from tests.support import forked
 from tests.support.paths import ROOT
 
 APPWORLD = {"name": "appworld", "train_split": "own_train", "eval_split": "own_development"}
@@ -106,6 +107,26 @@ def test_a_value_that_no_campaign_could_run_with_is_refused(key, value, says):
     c = configs.load_file(ROOT / "configs" / "bfcl_harness.py", "strategy=coevolve")
     with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
         start.settled(configs.override(c, {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("--approve=v001 --refuse=v001", "--approve=v001 and --refuse=v001 contradict each other: give one"),
+        ("--replay --approve=v001", "--replay writes nothing, so --approve=v001 has no effect with it: give"),
+        ("--replay --refuse=v001", "--replay writes nothing, so --refuse=v001 has no effect with it: give"),
+        ("--replay --final", "--replay writes nothing, so --final has no effect with it: give one of them."),
+        ("--replay --reopen", "--replay writes nothing, so --reopen has no effect with it: give"),
+        ("--reopen", "--reopen has no effect without --final: give both."),
+        ("--reference=runs/other", "--reference=runs/other has no effect without --final: give both."),
+        ("--why=no", "--why=no has no effect without --approve or --refuse: give one."),
+    ],
+)
+def test_flags_that_contradict_or_do_nothing_are_one_sentence(given, says, tmp_path, quick):
+    flags = f"--config={ROOT}/configs/bfcl_harness.py", f"--workdir={tmp_path}/campaign", *given.split()
+    done = forked.run(["experiments/evolve_harness.py", *flags], quick)
+    assert done.returncode == 1 and not done.stdout and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"Error: {says}") and not list(tmp_path.iterdir())
 
 
 def test_a_config_without_the_section_of_a_campaign_is_refused():

@@ -50,14 +50,14 @@ class Served:
         self.under_way -= set(conversation_ids)
 
 
-def collector(engine, staleness, concurrency):
-    """A collector, and its agent."""
+def collector(engine, staleness, concurrency, draw=lambda step, tasks, roll: roll(list(tasks), K)):
+    """A collector, and its agent. draw: `collect` of its strategy."""
     config = ConfigDict(
         {"seed": 0, "steps": STEPS, "rollout": {"temperature": 1.0, "max_staleness": staleness}}
     )
     tasks = TaskPool()
     tasks.add(lamps.tasks("train")[:TASKS])
-    strategy = SimpleNamespace(collect=lambda step, tasks, roll: roll(list(tasks), K))
+    strategy = SimpleNamespace(collect=draw)
     agent = Agent(
         engine, loop_fakes.CHAT, loop_fakes.Worlds(), lamps.tools, Limits(400, 32), concurrency,
         lamps.action_pattern
@@ -96,4 +96,24 @@ def test_without_staleness_nothing_begins_before_its_step():
     for step in range(STEPS):
         collect(step)
         assert engine.begun == sorted(list(range(step + 1)) * TASKS * K)
+    agent.close()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_no_rollout_escapes_the_ledger_by_a_roll_that_is_kept(staleness):
+    """The costs of a step are those of its `collect`."""
+    rolls = {}
+
+    def keeps(step, tasks, roll):
+        rolls[step] = roll
+        return roll(list(tasks), K)
+
+    engine = Served()
+    collect, agent = collector(engine, staleness, concurrency=16, draw=keeps)
+    assert collect(0).costs["rollouts/policy"] == TASKS * K
+    with pytest.raises(ValueError, match=r"`roll` of step 0 after `collect` .* use lab.probe in `evolve`"):
+        rolls[0](lamps.tasks("train")[:TASKS], K)
+    for step in range(1, STEPS):
+        collect(step)
+    assert sorted(engine.begun) == sorted(list(SEEDS) * TASKS * K)
     agent.close()

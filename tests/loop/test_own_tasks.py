@@ -45,6 +45,24 @@ def test_those_of_the_splits_are_trained_on_and_held_out_with_no_task_in_both(tm
     assert {key(t) for t in others} != {key(t) for t in held_out}
 
 
+def test_a_class_that_says_the_same_in_each_world_trains_in_all_that_are_not_held_out(tmp_path):
+    config = of_guess(tmp_path, REWARDED.replace(" Hint: {self.secret}", ""))
+    train_tasks, held_out = own_tasks(config)
+    assert len({turn.query for task in (*train_tasks, *held_out) for turn in task.turns}) == 1
+    synthesizer = Synthesizer(None, None, None, config, initial.leak_guard(config, held_out))
+    d0, stats = initial._first_tasks(config, synthesizer)
+    assert [t.id for t in d0] == [t.id for t in train_tasks] and not stats.refused
+
+
+def test_worlds_that_begin_alike_are_in_one_of_the_splits_whatever_arguments_made_them(tmp_path):
+    named = "    scenarios = {'train': [{'seed': n} for n in range(5)],\n"
+    named += "        'development': [{'seed': n, 'row': 1} for n in range(3, 8)], 'test': [{'seed': 9}]}\n"
+    text = REWARDED.replace(" Hint: {self.secret}", "").replace("    def reset", f"{named}    def reset", 1)
+    train_tasks, held_out = own_tasks(of_guess(tmp_path, text))
+    seeds = lambda tasks: [task.scenario["reset"]["seed"] for task in tasks]
+    assert seeds(train_tasks) == [0, 1, 2, 3, 4] and seeds(held_out) == [5, 6, 7]
+
+
 def test_bfcls_own_tasks_are_those_of_its_splits():
     config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), OWN)
     train_tasks, held_out = own_tasks(config)
@@ -79,7 +97,8 @@ def test_own_tasks_near_an_evaluation_task_are_not_trained_on():
     assert near and {t.id for t in train_tasks} - near == {t.id for t in d0}
     assert stats.refused == {"near_evaluation": len(near)} and stats.added == 100 - len(near)
     assert all(0 < t.lineage.similarity < 1 and t.lineage.nearest for t in d0)
-    with pytest.raises(ValueError, match=f"own_tasks gives {len(d0)} good tasks of 100 .*than the 99 of a"):
+    said = f"own_tasks gives {len(d0)} good tasks of 100 .*than the 99 of a batch: give more whose words,"
+    with pytest.raises(ValueError, match=said):
         initial._first_tasks(override(config, {"rollout.tasks_per_step": 99}), pool)
 
 

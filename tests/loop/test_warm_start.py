@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,12 +15,15 @@ from coevolve_jax import build, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.cells import prepare
 from coevolve_jax.comparison.plan import Cell, start_config
+from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo import lora
+from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.loop import initial, supervised
 from coevolve_jax.loop import warm_start as warm_start_module
 from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate
 from coevolve_jax.loop.supervised import Supervised
 from coevolve_jax.loop.warm_start import notes, warm_start
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.records import workdir as workdirs
 from coevolve_jax.seeding import rng_for
@@ -298,9 +302,18 @@ def test_a_demonstration_that_is_lost_on_resume_leaves_the_others_on_their_side(
         sides([task for task in shown.tasks if task.id in trained])
 
 
-def test_a_policy_is_loaded_in_the_dtype_of_its_master_weights(tmp_path, monkeypatch):
-    """Rounded to learner.dtype it would lose the small changes of the run that made it."""
-    loaded, more = [], {"learner.dtype": "bfloat16"}
+def stored(folder, dtype):
+    """A copy of the tiny model whose config.json tells this dtype."""
+    shutil.copytree(settings("static").model, folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "dtype": dtype, "torch_dtype": dtype}))
+    return str(folder)
+
+
+def test_a_policy_is_loaded_in_the_dtype_of_its_master_weights(tmp_path, monkeypatch, capsys):
+    """With adapters it is the frozen base, which learner.dtype may round: then the user is told."""
+    loaded, more = [], {"learner.dtype": "bfloat16", "model": stored(tmp_path / "model", "float32")}
+    rounded = "are stored in float32, and LoRA's base is read in bfloat16, config.learner.dtype"
 
     def policy(folder, mesh, dtype):
         loaded.append(dtype)
@@ -311,7 +324,33 @@ def test_a_policy_is_loaded_in_the_dtype_of_its_master_weights(tmp_path, monkeyp
         for begin, config in ((warm_start, asked(more=changes)), (train, settings("static", **changes))):
             with pytest.raises(KeyboardInterrupt):
                 begin(config, tmp_path / "begun")
+        assert (rounded in capsys.readouterr().err) == ("learner.lora_rank" in changes)
     assert loaded == ["float32", "float32", "bfloat16", "bfloat16"]
+
+
+def test_with_adapters_rl_begins_as_the_policy_that_was_written(shown, tmp_path, capsys):
+    """In bfloat16 most of the small changes are rounded away, which the command tells."""
+    more = {"learner.lora_rank": 2, "learner.dtype": "bfloat16"}
+    config = asked(more=more, steps=2, eval_every=1)
+    summary, folder = warm_start(config, tmp_path / "warm"), tmp_path / "warm" / "policy"
+    read = lambda dtype: hf_io.load(folder, dtype, sharding.make_mesh())
+    (model, whole), (_, begun) = read("float32"), read(build.trained_dtype(config.learner))
+    assert hf_io.dtype_of(folder) == "bfloat16" and jax.tree.all(jax.tree.map(jnp.array_equal, whole, begun))
+
+    own = peft_io.load(folder / "adapter", model)
+    assert (own.base, own.base_dtype) == (config.model, "bfloat16")
+    base = hf_io.load(own.base, own.base_dtype)[1]
+    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=2.0**-8, atol=1e-9)
+    jax.tree.map(near, whole, lora.merge(base, own.params, own.scale))
+    share = lora.rounded_away(base, own.params, own.scale, "bfloat16")
+    assert summary["rounded_away"] == pytest.approx(share, abs=0.01) and 0.1 < share < 1
+    assert f"policy/ is in bfloat16, as RL reads it: {share:.0%} of the weights" in capsys.readouterr().err
+
+    learner = Learner(model, config.learner, begun, temperature=1.0, mesh=sharding.make_mesh())
+    order = rng_for(0, "warm start split").permutation(12)
+    held_out = supervised._packed(config, [shown.trajectories[i] for i in order[:3]])
+    loss = -np.asarray(learner.score(learner.init(begun), held_out)).sum() / held_out.mask.sum()
+    assert summary["held_out_loss"]["after"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.nightly
@@ -356,6 +395,9 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
     refused("eval_tasks is 2: it must be 0 where config.warm_start.held_out is 0", held_out=0.0, eval_tasks=2)
     long = {"rollout.max_length": 9000, "learner.pack_length": 9000}
     refused("max_length is 9000, and .* reads 8192 tokens .*: lower it", more=long)
+    code = {"rollout.tool_call_format": "python"}
+    refused("tool_call_format is 'python': environment bfcl offers no execute", more=code)
+    refused("attention is 'flash', a kernel for a gpu, and this", more={"learner.attention": "flash"})
     made = rows(whole, "tasks.jsonl")
     (tmp_path / "other.jsonl").write_text(json.dumps({**made[0], "environment": "tau2"}) + "\n")
     refused("belongs to the environment 'tau2'", source=str(tmp_path / "other.jsonl"))
@@ -372,14 +414,16 @@ def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
 
 
 def test_the_user_is_told_what_has_no_effect_and_what_is_replaced(tmp_path):
-    model = shutil.copytree(settings("static").model, tmp_path / "model")
-    (model / "chat_template.jinja").write_text(CHATML)
-    plain = asked(held_out=0.0, patience=9, more={"model": str(model), "learner.learning_rate": 1e-6})
+    model = stored(tmp_path / "model", "float32")
+    (tmp_path / "model" / "chat_template.jinja").write_text(CHATML)
+    plain = asked(held_out=0.0, patience=9, more={"model": model, "learner.learning_rate": 1e-6})
     told = " ".join(notes(plain))
     assert (
         "config.warm_start.patience = 9 has no effect" in told and "has no chat template with tools" in told
     )
-    assert "of its own" not in told
+    assert "of its own" not in told and "LoRA's base" not in told
+    adapted = configs.override(plain, {"learner.lora_rank": 2, "learner.dtype": "bfloat16"})
+    assert f"config.model ({model}) are stored in float32, and LoRA's base is" in " ".join(notes(adapted))
     more = {"learner.learning_rate": 0.5, "learner.schedule": "cosine", "learner.decay_steps": 9}
     own = "a schedule and a loss of its own, not config.learner.{}."
     named = "decay_steps, config.learner.learning_rate, config.learner.schedule"

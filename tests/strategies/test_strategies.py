@@ -9,12 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.consistency import check_run
 from coevolve_jax.config import load_file, override, strategy
-from coevolve_jax.strategies.blame import tool_weights
-from coevolve_jax.testing.strategy import check_strategy
+from coevolve_jax.strategies.blame import Blame, tool_weights
+from coevolve_jax.strategies.frontier import Frontier
+from coevolve_jax.strategies.socratic import Socratic
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, check_strategy, made_up_task
 from coevolve_jax.train import train
+from coevolve_jax.types import QUERY
 from tests.support.paths import ROOT
 from tests.support.strategies import faulty
 
@@ -74,6 +79,26 @@ def test_every_strategy_passes_the_suite(name, learner):
     check_strategy(name, settings(name, **asked(name), **given))
 
 
+@pytest.mark.parametrize("name", [*OURS, *METHODS])
+def test_our_methods_return_every_group_that_they_roll_out(name):
+    """So a bundle's ledger must have the rollouts of its groups (comparison/consistency.py)."""
+    once = name in ("sage", "evolving_rl")
+    config = settings(name, **asked(name), **{"learner.dynamic_sampling": 0 if once else 2})
+    config.testbed = {"weak_tools": ["tool_0", "tool_1"]}
+    rng, tasks, strategy = np.random.default_rng(0), TaskPool(), build.strategy(config)
+    tasks.add([made_up_task(f"initial-0-{i}", rng) for i in range(8)])
+    if asked(name):
+        tasks.add([made_up_task(f"query-0-{i}", rng, QUERY).without_calls() for i in range(8)])
+    for step in range(config.steps):
+        roll = MadeUpRoll(config, step)
+        groups = strategy.collect(step, tasks, roll)
+        assert {*map(id, groups)} == {*map(id, roll.made)}
+        assert {len(g.trajectories) for g in groups} == {config.rollout.group_size}
+        strategy.compute_advantages(groups)
+        strategy.observe(step, groups)
+        strategy.evolve(step, MadeUpLab(config, tasks))
+
+
 @pytest.mark.parametrize(
     "fault, why",
     [
@@ -81,6 +106,7 @@ def test_every_strategy_passes_the_suite(name, learner):
         ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
         ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
         ("reads", "reads config.evolution.contexts, which READS of its module does not name"),
+        ("late", "roll of step 0 was called after collect had returned; use lab.probe"),
     ],
 )  # fmt: skip
 def test_the_suite_catches_faults(monkeypatch, fault, why):
@@ -90,6 +116,20 @@ def test_the_suite_catches_faults(monkeypatch, fault, why):
         check_strategy(
             "tests.support.strategies.faulty", settings("static", **{"learner.group_filter": True}), steps=20
         )
+
+
+@pytest.mark.parametrize(
+    "method, lost",
+    [(Socratic, {"skills": {}, "goal": []}), (Blame, {"tools": {}}), (Frontier, {"skills": {}})],
+)
+def test_the_suite_catches_a_lost_state_of_missed_calls(monkeypatch, method, lost):
+    """Failed made-up rollouts miss calls, as real ones do."""
+    whole = method.to_json
+    assert whole(method(settings(method.__module__.rpartition(".")[2]))).keys() >= lost.keys()
+    monkeypatch.setattr(method, "to_json", lambda self: {**whole(self), **lost})
+    name = method.__module__.rpartition(".")[2]
+    with pytest.raises(AssertionError, match=f"{name}: step .* differs after a restart"):
+        check_strategy(name, settings(name))
 
 
 @pytest.mark.parametrize(

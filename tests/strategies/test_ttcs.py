@@ -17,7 +17,7 @@ from coevolve_jax.strategies import ttcs
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, made_up_rollout, made_up_task
 from coevolve_jax.train import train
-from coevolve_jax.types import QUERY, Call, Group, Lineage, Outcome, Task, Turn
+from coevolve_jax.types import QUERY, Call, Group, Lineage, Outcome, Step, Task, Turn
 from tests.strategies.test_comparable import settings_of
 from tests.strategies.test_strategies import settings
 
@@ -38,7 +38,7 @@ def query(n: int, *names: str) -> Task:
 def group(task: Task, agreeing: int, k: int = 8, solved: bool = False) -> Group:
     """k rollouts of which `agreeing` end alike and the others each in another way."""
     made = made_up_rollout(np.random.default_rng(0), task, 0, 0)
-    steps = tuple(dataclasses.replace(s, error=False) for s in made.steps)
+    steps = tuple(Step(0, name, Call(name, {"x": 0}), "{}", error=False) for name in ("tool_0", "tool_1"))
     ends = ["alike" if i < agreeing else f"other {i}" for i in range(k)]
     outcome = Outcome(float(solved), solved)
     return Group(

@@ -149,6 +149,21 @@ def test_no_evaluation_tasks_and_scenarios_without_calls():
     assert LeakGuard([scenario]).check(dataclasses.replace(scenario, id="other")) is None
 
 
+def test_a_task_without_calls_is_near_those_of_worlds_that_begin_as_its_own():
+    game = lambda name, world, *calls: Task(name, "tools", world, (Turn("Guess the number.", calls),))
+    others = [game("e0", {"begins": "b"}), game("e1", {"begins": "a"}, Call("guess", {"n": 1}))]
+    nearest = lambda task, tasks: LeakGuard(tasks, 0.1).nearest(task)
+    ours = game("new", {"begins": "a"})
+    assert nearest(ours, others[:1]) == ("features", 0.0, None)
+    assert nearest(ours, others).task == "e1" and LeakGuard(others, 0.1).check(ours)
+    assert nearest(ours, [game("e", {"begins": "a", "reset": {"seed": 8}})]).similarity == pytest.approx(1)
+    # A scenario that does not tell is no other world, and calls are compared in any world.
+    for one, other in (({}, {"begins": "b"}), ({"begins": "a"}, {})):
+        assert nearest(game("new", one), [game("e", other)]).similarity == pytest.approx(1)
+    call = Call("guess", {"n": 1})
+    assert nearest(game("new", {"begins": "c"}, call, call), others).similarity > 0.5
+
+
 def test_threshold_is_inclusive_and_checked():
     one = task("x", ("cd", "docs"), ("mv", "draft_1"), ("cd", "draft_2"))
     similarity = GUARD.nearest(one).similarity

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 
 from coevolve_jax import config as configs
+from coevolve_jax.llm.prompting import CONTROL
+from coevolve_jax.toolcheck import page
 from coevolve_jax.toolcheck.facts import Facts, ToolFacts, Unlike
 from coevolve_jax.toolcheck.findings import findings
 from coevolve_jax.toolcheck.lines import Lines
@@ -168,6 +170,16 @@ def test_a_tool_that_never_succeeded_is_not_fit_to_train_on():
     found = findings(config, Facts(**{**vars(SOUND), "tools": tools, "unlike": [unlike]}), Lines(""))
     (fit,) = [f for f in found if f.what.startswith("Fit to train on")]
     assert fit.what == "Fit to train on are 1 of 3 tools." and fit.remedy.endswith("tools=ls")
+
+
+def test_a_server_says_nothing_that_a_terminal_obeys():
+    evil = "\x1b]0;PWNED\x07\x1b[31mno\x9b8m\u202e\nFindings none"
+    look = ToolFacts({"function": {"name": "look", "parameters": {}}}, 9, errors=Counter({evil: 9}))
+    tools = {"look": look, "list\x1b[2J": a_tool("list\x1b[2J"), "ls": a_tool("ls", answers={evil})}
+    facts = Facts(**{**vars(SOUND), "tools": tools, "reward": evil})
+    text = page.text("x", facts, findings(TINY, facts, Lines("")))
+    assert not CONTROL.search(text.replace("\n", "")) and "PWNED" in text
+    assert "\nFindings none" not in text and "  list[2J      9 calls" in text
 
 
 def test_the_arguments_that_have_no_values_are_named():

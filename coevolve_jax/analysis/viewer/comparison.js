@@ -105,7 +105,7 @@ const cellTable = (view) => {
       arm,
       ...seeds.map((seed) => {
         const found = cell.get(JSON.stringify([arm, seed]));
-        const path = ["cells", arm, `seed_${seed}`, "report.html"].map(encodeURIComponent).join("/");
+        const path = [...view.folder, "cells", arm, `seed_${seed}`, "report.html"].map(encodeURIComponent).join("/");
         if (!found) return "—";
         if (Number.isFinite(found.diverged)) return `diverged at step ${found.diverged}`;
         if (!found.done) return "under way";

@@ -9,12 +9,12 @@ const unpack = async (text) => {
 const awaited = new Map(); // number of a part whose file is being read -> what takes its text
 globalThis.coevolvePart = (number, text) => awaited.get(number)?.(text);
 
-const partFromFile = (number) =>
+const partFromFile = (folder, number) =>
   new Promise((resolve, reject) => {
-    const name = `report_data/part_${String(number).padStart(3, "0")}.js`;
+    const name = `part_${String(number).padStart(3, "0")}.js`;
     awaited.set(number, resolve);
-    const script = h("script", { src: name });
-    script.onerror = () => reject(new Error(`${name} is not beside this page: it must travel with it.`));
+    const script = h("script", { src: `${encodeURIComponent(folder)}/${name}` });
+    script.onerror = () => reject(new Error(`${folder}/${name} is not beside this page: it must travel with it.`));
     document.head.append(script);
   });
 
@@ -27,7 +27,8 @@ const trajectoryStore = (view, from) => {
   const part = (number) => {
     if (!parts.has(number)) {
       const element = from.getElementById(`part-${number}`);
-      parts.set(number, (element ? Promise.resolve(element.textContent) : partFromFile(number)).then(unpack));
+      const text = element ? Promise.resolve(element.textContent) : partFromFile(view.part_folder, number);
+      parts.set(number, text.then(unpack));
       parts.get(number).catch(() => parts.delete(number));
     }
     return parts.get(number);

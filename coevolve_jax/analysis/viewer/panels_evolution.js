@@ -142,7 +142,8 @@ const EVOLUTION = [
   },
   {
     title: "What became of the proposed tasks",
-    reading: "Accepted: the whole sequence reproduces. Retained: its first turns do.",
+    reading:
+      "Proposed are those added and those refused. Passed execution: the whole sequence reproduces; in part: its first turns do. Leaks and duplicates are refused after it.",
     has: (run) => run.fate.some(([, n]) => n),
     missing: "No task has been proposed.",
     draw: (host, run) =>
@@ -152,7 +153,7 @@ const EVOLUTION = [
           name.replaceAll("_", " "),
           n,
           plain(n),
-          name.startsWith("refused") ? "--forgetting" : "--rare",
+          /^(refused|not proposed)/.test(name) ? "--forgetting" : "--rare",
         ]),
       ),
   },

@@ -155,7 +155,7 @@ const reader = (run, store, i, row, place) => {
   const { reward, progress, reason } = { progress: null, reason: "", ...row.outcome, reward: row.reward };
   const told = store.columns.success[i] !== null;
   const facts = [
-    ["reward", told ? reward.toFixed(2) : "not told"],
+    ["reward", told ? (reward?.toFixed(2) ?? "—") : "not told"],
     row.advantage !== undefined && ["advantage", row.advantage?.toFixed(2) ?? "none: nothing was learned from it"],
     told && progress !== null && ["turns passed first", percent(progress)],
     ["stop", row.stop],

@@ -10,6 +10,7 @@ Workers import this file: it needs the standard library only.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import importlib.machinery
 import importlib.util
@@ -21,12 +22,20 @@ import sys
 import tokenize
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableSet
 from typing import Any
 
 from coevolve_jax import shipped
 from coevolve_jax.envs.tools.schema import Unfit, schema
-from coevolve_jax.envs.tools.state import NoState, attributes_of, plain, writable
+from coevolve_jax.envs.tools.state import (
+    NoState,
+    attributes_of,
+    is_code,
+    is_generator,
+    is_of_users,
+    plain,
+    writable,
+)
 
 # Public methods that are no tools. TRL has the first two; `state` is this project's.
 RESERVED = ("reset", "get_reward", "state")
@@ -34,6 +43,12 @@ RESERVED = ("reset", "get_reward", "state")
 ABOUT = ("scenarios", "values")
 # Beside a class, these are state whether they have changed or not; other data counts once it has.
 MUTABLE = (Mapping, list, set, deque, bytearray, types.SimpleNamespace)
+# Classes that hold data which JSON cannot write and whose items cannot be set.
+STORES = (
+    "queue.Queue", "_queue.SimpleQueue", "asyncio.queues.Queue", "multiprocessing.queues.Queue",
+    "multiprocessing.queues.SimpleQueue", "sqlite3.Connection", "_io.StringIO", "_io.BytesIO",
+    "_thread._local",
+)  # fmt: skip
 KEY = "config.environment.source"
 
 
@@ -51,7 +66,7 @@ class Tools:
 
     name: the class's name, or the file's. tools: name -> the function, unbound where it is a method.
     make: makes the object whose methods the tools are; None for a file of functions.
-    first: the data that the class and the file begin with, as JSON values by name.
+    first: the data that the class and its file begin with, as JSON values by name.
     """
 
     source: str
@@ -104,7 +119,7 @@ def load(source: str) -> Tools:
     kind = _class(module, name, source)
     found = _methods(kind) if kind else _functions(module)
     what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
-    first = writable(_held(module, kind))
+    first = writable({**_beside(module, kind), **_held(module, kind)})
     tools = Tools(source, what, module, found, kind, first)
     if not found:
         how = "public methods" if kind else "public functions"
@@ -335,8 +350,8 @@ def state_of(tools: Tools, world: Any) -> Any:
     """Returns a world's state as JSON values.
 
     It is `state()`, where the source defines that. Else it is the object's attributes, with the data of its
-    class and of the file, which methods may change too. Raises Refused for an attribute that JSON cannot
-    write.
+    class and of the file, which methods may change too. Raises Refused for an attribute, or for data that may
+    change, which JSON cannot write.
     """
     try:
         if callable(tools.own("state")):
@@ -350,24 +365,41 @@ def state_of(tools: Tools, world: Any) -> Any:
         return {**beside, **inside}
     except NoState as why:
         raise Refused(
-            f"{tools.place()}: {why}, which cannot be written as JSON: define state(self), which returns "
-            "what two worlds are compared by."
+            f"{tools.place()}: {why}, which cannot be written as JSON: hold plain data there, or define "
+            f"state({'self' if tools.make else ''}), which returns what two worlds are compared by."
         ) from None
     except (Exception, SystemExit) as error:
         raise Refused(f"{tools.place()}: {tools.name}.state raises {said(error)}.") from None
 
 
 def shared_data(tools: Tools) -> dict[str, Any]:
-    """Returns the data that the class or the file holds and may change, as far as JSON can write it.
+    """Returns the data that the class or the file holds and may change, as JSON values by name.
 
-    Beside a class, what is neither in `MUTABLE` nor of a class in the file counts once it has changed:
-    constants are no state. A logger, a pattern or a lock is left out.
+    Of a class's file, what is neither in `MUTABLE` nor of a class in the file counts once it has changed:
+    constants are no state. So do attributes of the file's other classes and of its functions. A logger, a
+    pattern or a lock that stands by itself is left out. Raises NoState for other data that JSON cannot write.
     """
-    names, own, absent = _held(tools.module, tools.make), tools.module.__name__, object()
+    held, beside = _held(tools.module, tools.make), _beside(tools.module, tools.make)
+    names, own, absent = {**beside, **held}, tools.module.__name__, object()
     always = lambda value: isinstance(value, MUTABLE) or type(value).__module__ == own
     changed = lambda name, written: tools.first.get(name, absent) != written
     found = writable(names)
-    return {k: v for k, v in found.items() if not tools.make or always(names[k]) or changed(k, v)}
+    for name in sorted(names.keys() - found.keys()):
+        if _is_data(names[name], own):
+            found[name] = plain(names[name], name)
+    counts = lambda k: k in held and (not tools.make or always(held[k]))
+    return {k: v for k, v in sorted(found.items()) if counts(k) or changed(k, v)}
+
+
+def _is_data(value: Any, own: str) -> bool:
+    """Tells whether calls may change a value that stands by itself. own: the file's module."""
+    kind = type(value)
+    if any(f"{each.__module__}.{each.__qualname__}" in STORES for each in kind.__mro__):
+        return True
+    if is_code(value) or is_generator(value):
+        return False
+    settable = isinstance(value, (*MUTABLE, MutableSet)) or hasattr(kind, "__setitem__")  # such as an array
+    return settable or kind.__module__ == own or is_of_users(kind)
 
 
 def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
@@ -377,6 +409,24 @@ def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
         names.update({f"{each.__name__}.{k}": v for k, v in vars(each).items()})
     ends = {name: name.rpartition(".")[2] for name in names}
     return {k: v for k, v in names.items() if not ends[k].startswith("__") and ends[k] not in ABOUT}
+
+
+def _beside(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
+    """Returns the attributes, by name, of a file's functions and of its classes other than `kind`."""
+    found: dict[str, Any] = {}
+    known = set(kind.__mro__ if kind else ())
+    left, seen = [*vars(module).values()], set[int]()
+    while left:
+        each = left.pop()
+        of_the_file = isinstance(each, (type, types.FunctionType)) and each.__module__ == module.__name__
+        if not of_the_file or isinstance(each, enum.EnumMeta) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        own = {k: v for k, v in vars(each).items() if not k.startswith("__")}
+        left += own.values()
+        if each not in known:
+            found.update({f"{each.__qualname__}.{k}": v for k, v in own.items()})
+    return found
 
 
 def clean(text: str) -> str:

@@ -13,10 +13,11 @@ import fractions
 import math
 import pathlib
 import random
+import re
 import sys
 import types
 import uuid
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,11 @@ _DECIMAL = decimal.Context(prec=60, traps=[])
 GENERATORS = (random.Random,)
 _AS_TEXT = (
     datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction,
-    pathlib.PurePath, uuid.UUID, complex, range, slice,
+    pathlib.PurePath, uuid.UUID, complex, range, slice, re.Pattern,
+)  # fmt: skip
+# A defaultdict of these begins an entry with their empty value, also where a tool only looks it up.
+_EMPTY = (
+    bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, deque, Counter, OrderedDict,
 )  # fmt: skip
 
 
@@ -42,14 +47,27 @@ def is_generator(value: Any) -> bool:
     return isinstance(value, GENERATORS) or type(value).__module__.startswith("numpy.random")
 
 
+def is_code(value: Any) -> bool:
+    """Tells whether a value that stands by itself is a part of the program: a function, module or pattern."""
+    apart = not is_of_users(type(value))
+    return isinstance(value, (type, types.ModuleType, re.Pattern)) or (callable(value) and apart)
+
+
+def is_of_users(kind: type) -> bool:
+    """Tells whether a class comes neither with Python nor with an installed package."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "-packages"
+    return kind.__module__.partition(".")[0] not in sys.stdlib_module_names and "-packages" not in file
+
+
 def plain(value: Any, where: str, depth: int = 0) -> Any:
     """Returns a value as JSON values that are equal for equal values.
 
-    Sets and mappings have no order. Floats are rounded, and a Decimal's zeros at the end do not count. A
-    member of an Enum is its value, as in calls, or its name where JSON has no such value. An object of a
-    user's class is written by its attributes, with its class's name.
+    Sets and mappings have no order. Floats are rounded, and a Decimal's zeros at the end do not count. An
+    entry of a defaultdict that is as empty as a new one does not count. A member of an Enum is its value, as
+    in calls, or its name where JSON has no such value. An object of a user's class is written by its
+    attributes, with its class's name. Modules, classes, and functions of a file's top level are their names.
     where: the value's name, for NoState, which is raised for what has no such form: open files, locks,
-    functions, connections, and values that contain themselves.
+    functions within functions, connections, and values that contain themselves.
     """
     if isinstance(value, enum.Enum):
         inside = value.value
@@ -60,6 +78,8 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return value if value.bit_length() <= MAX_BITS else hex(value)
     if isinstance(value, float):
         return rounded(value) if math.isfinite(value) else repr(float(value))
+    if (name := _name(value)) is not None:
+        return name
     if depth == MAX_DEPTH:
         raise NoState(f"{where[:200]} is more than {MAX_DEPTH} levels deep, or contains itself")
     content = _content(value, where, depth + 1)
@@ -76,13 +96,15 @@ def writable(data: Mapping[str, Any], where: str = "", depth: int = 0) -> dict[s
     found = {}
     for name, value in sorted(data.items()):
         with contextlib.suppress(Exception):  # NoState, or what an object raises that is looked at
-            if not (is_generator(value) or callable(value)):
+            if not (is_generator(value) or is_code(value)):
                 found[name] = plain(value, f"{where}.{name}".lstrip("."), depth)
     return found
 
 
 def _content(value: Any, where: str, below: int) -> Any:
     """Returns what a collection holds, or the text of a value that has one; None for other objects."""
+    if isinstance(value, defaultdict) and value.default_factory in _EMPTY:
+        value = {k: v for k, v in value.items() if type(v) is not value.default_factory or v}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {str(k): plain(v, f"{where}[{k!r}]", below) for k, v in sorted(value.items())}
@@ -103,6 +125,16 @@ def _content(value: Any, where: str, below: int) -> Any:
     return type(value).__name__ if is_generator(value) else None
 
 
+def _name(value: Any) -> str | None:
+    """Returns the name of a module, or of a class or function that no function makes; else None."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    built_in = isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType)
+    if (built_in or isinstance(value, (type, types.FunctionType))) and "<locals>" not in value.__qualname__:
+        return f"{value.__module__}.{value.__qualname__}"
+    return None
+
+
 def _is_foreign(value: Any) -> bool:
     """Tells whether a value's class comes with Python."""
     return type(value).__module__.partition(".")[0] in sys.stdlib_module_names
@@ -114,7 +146,7 @@ def _attributes(value: Any, where: str) -> dict[str, Any]:
     slotted = any(getattr(each, "__slots__", ()) for each in kind.__mro__)
     if isinstance(value, types.SimpleNamespace):
         return vars(value)
-    if callable(value) or _is_foreign(value) or not (hasattr(value, "__dict__") or slotted):
+    if isinstance(value, type) or _is_foreign(value) or not (hasattr(value, "__dict__") or slotted):
         raise NoState(f"{where[:200]} is a {kind.__module__}.{kind.__name__}".replace("builtins.", ""))
     return attributes_of(value)
 

@@ -20,7 +20,7 @@ class Faulty(static.Static):
         return "a word" if self._config.strategy.fault == "help in words" else None
 
     def collect(self, step, tasks, roll):
-        groups = super().collect(step, tasks, roll)
+        groups, self.roll = super().collect(step, tasks, roll), roll
         fault = self._config.strategy.fault
         if fault == "unseeded":
             return roll(tasks.draw(2, np.random.default_rng()), 4)
@@ -50,6 +50,8 @@ class Faulty(static.Static):
         return found
 
     def evolve(self, step, lab):
+        if self._config.strategy.fault == "late":
+            self.roll(list(lab.tasks)[:2], 4)
         if self._config.strategy.fault == "uncounted":
             lab.synthesize_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
         return None
