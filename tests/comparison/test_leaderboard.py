@@ -386,9 +386,7 @@ def test_the_published_page_is_what_its_command_writes(tmp_path):
     published = ROOT / "docs" / "results"
     source = testbed.load("bfcl", [published / "bundles" / "bfcl"])
     leaderboard_page.write([leaderboard.board(source)], tmp_path)
-    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.*"))
-    assert [*map(str, files)] == ["leaderboard.md", "leaderboard/bfcl.svg", "leaderboard/leaderboard.csv"]
-    for name in files:
+    for name in ("leaderboard.md", "leaderboard/bfcl.svg", "leaderboard/leaderboard.csv"):
         assert (tmp_path / name).read_bytes() == (published / name).read_bytes(), name
 
 
