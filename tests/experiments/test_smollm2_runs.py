@@ -33,3 +33,17 @@ def test_a_row_of_the_page_is_its_run(opening):
     steps = lines(f"{RUNS[opening]}metrics.jsonl")
     assert len(steps) == 20
     assert truncated == f"{max(m['health']['truncated'] for m in steps):.1%}"
+
+
+@pytest.mark.parametrize(("opening", "name"), [("after the warm start", "warm"), ("after RL", "rl")])
+def test_a_row_of_bfcls_own_tasks_is_its_file(opening, name):
+    text = (NOTES / "smollm2.md").read_text().partition("### On the test half")[2]
+    (row,) = re.findall(rf"^\| {opening} \|.*$", text, re.M)
+    told = [cell.strip() for cell in row.strip("|").split("|")][1:5]
+    found = json.loads((NOTES / "smollm2" / "single_turn" / f"test_{name}_0.json").read_text())
+    assert found["protocol"]["split"] == "test" and found["invalid"] == 0
+    *parts, whole = found["scores"]
+    assert told[:3] == [f"{round(part['avg']['value'] * part['tasks'])}" for part in parts]
+    low, high = (100 * whole["avg"][key] for key in ("low", "high"))
+    count = round(found["success"] * found["trials"])
+    assert told[3] == f"{count}: {100 * found['success']:.1f}% ({low:.1f} to {high:.1f})"
