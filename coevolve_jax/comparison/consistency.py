@@ -85,11 +85,12 @@ def check_tries(workdir: Path) -> None:
 
     Raises as `check_run`.
     """
-    for entry in ran(workdir):
+    entries = ran(workdir)
+    for entry in entries:
         for key, value in entry.items():
             if key != "diverged" and not isinstance(value, str):
                 raise ValueError(f"{key} in {RAN} is {value!r}, which is no text")
-    tries = [entry["diverged"] for entry in ran(workdir) if "diverged" in entry]
+    tries = [entry["diverged"] for entry in entries if "diverged" in entry]
     for failure in [*tries, *filter(None, [diverged(workdir)])]:
         if type(failure["step"]) is not int:
             raise ValueError(f"it diverged at step {failure['step']!r}, which is no whole number")
