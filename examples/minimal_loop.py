@@ -88,7 +88,9 @@ def run(config: ConfigDict) -> Iterator[StepRecord]:
             batch = draw_batch(list(tasks), n, c.data.min_evolved_share, rng_for(c.seed, "sample", step))
             seeds = rng_for(c.seed, "rollout", step).integers(2**32, size=(n, k)).tolist()
             with tqdm(total=n * k, desc=f"step {step}: rollouts", leave=False) as bar:
-                groups = agent.rollout_groups(batch, seeds, c.rollout.temperature, on_done=bar.update)
+                groups = agent.rollout_groups(
+                    batch, seeds, c.rollout.temperature, on_done=lambda rollout: bar.update()
+                )
 
             # 2. GRPO update: clipped ratio and KL to the first policy, on the tokens that the policy wrote
             packed = pack(

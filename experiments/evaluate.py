@@ -12,6 +12,7 @@
 
 The official checker scores BFCL tasks (docs/environments/bfcl.md). The report has avg@k and best@k. It also
 names all that the score depends on: protocol, split, temperature, number of rollouts and package versions.
+With --output, an evaluation that was interrupted goes on where the same command is given again.
 """
 
 import dataclasses
@@ -62,7 +63,11 @@ _PYTHON = flags.DEFINE_string(
     "",
     "Interpreter of the environment family; none: this one, or that of a --workdir of the same family.",
 )
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
+_OUTPUT = flags.DEFINE_string(
+    "output",
+    None,
+    "JSON file to write; it must not exist. Until the end, FILE.rollouts.jsonl keeps the rollouts.",
+)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _ROLLOUTS = flags.DEFINE_integer("num_rollouts", 1, "Rollouts per task.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=0)
@@ -111,7 +116,8 @@ def main(argv) -> None:
     except (ValueError, FloatingPointError, EngineError) as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
+        kept = _OUTPUT.value and "the same command goes on from its finished rollouts."
+        print(f"\nInterrupted{kept and f': {kept}' or '.'}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -140,6 +146,7 @@ def run() -> None:
     from coevolve_jax.loop.evaluate import evaluate, tally, versions
     from coevolve_jax.models import hf_io
     from coevolve_jax.planning import plan
+    from coevolve_jax.records.rollout_log import RolloutLog
 
     if _OUTPUT.value:  # fail now, before anything is computed
         configs.check_new_file("output", _OUTPUT.value)
@@ -191,9 +198,20 @@ def run() -> None:
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
-        result, groups = evaluate(
-            agent, tasks, num_rollouts=_ROLLOUTS.value, temperature=_TEMPERATURE.value, seed=_SEED.value
+        sampling = {name: flags.FLAGS[name].value for name in ("num_rollouts", "temperature", "seed")}
+        software = versions(family.versions(), getattr(engine, "versions", {}), inputs.digests(config))
+        log = _OUTPUT.value and RolloutLog(
+            Path(f"{_OUTPUT.value}.rollouts.jsonl"),
+            {
+                **sampling,
+                "tasks": base.digest([task.to_json() for task in tasks]),
+                "environment": config.environment.to_dict(),
+                "rollout": config.rollout.to_dict(),
+                "dtype": config.engine.dtype,
+                "versions": software,
+            },
         )
+        result, groups = evaluate(agent, tasks, **sampling, log=log or None)
         silent = without_message(groups, config.rollout)
         checked = None if held_out else family.report(groups, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
@@ -241,7 +259,7 @@ def run() -> None:
         "scores": rows,
         "official": checked,
         "environment": result.to_json(),
-        "versions": versions(family.versions(), getattr(engine, "versions", {}), inputs.digests(config)),
+        "versions": software,
     }
     for name, value in report["protocol"].items():
         print(f"{name:>16}  {value}")
@@ -257,6 +275,7 @@ def run() -> None:
     print(table(rows, _ROLLOUTS.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+        log.remove()
 
 
 def no_tasks(name: str) -> str:
@@ -278,7 +297,8 @@ def without_message(groups, limits) -> int:
     limits: the section config.rollout.
     """
     all_of_them = [t for group in groups for t in group.trajectories]
-    silent = [t for t in all_of_them if t.stop == "context_limit" and not t.mask.any()]
+    first = lambda t: len(t.turn_starts) < 2 and not t.steps
+    silent = [t for t in all_of_them if t.stop == "context_limit" and first(t)]
     if len(silent) == len(all_of_them):
         raise ValueError(
             f"No prompt and message of --max_new_tokens={limits.max_new_tokens} fit into --max_length="

@@ -103,7 +103,8 @@ def demonstrate(
         closing(build.agent(config, policy, engine, env_pool)) as agent,
         tqdm(total=len(tasks), desc="demonstrations", unit="task", leave=False) as bar,
     ):
-        groups = agent.rollout_groups(tasks, [[n] for n in range(len(tasks))], 1.0, on_done=bar.update)
+        seeds = [[n] for n in range(len(tasks))]
+        groups = agent.rollout_groups(tasks, seeds, 1.0, on_done=lambda rollout: bar.update())
     done = [(g.task, t) for g in groups for t in g.trajectories]
     kept = [(task, t) for task, t in done if t.outcome.success]
     stops = Counter(t.stop for _, t in done if not t.outcome.success)

@@ -19,12 +19,13 @@ from tqdm import tqdm
 import coevolve_jax
 from coevolve_jax.analysis import stats
 from coevolve_jax.loop.timing import serving, slow_note
+from coevolve_jax.records.rollout_log import RolloutLog
 from coevolve_jax.records.rollouts import write_evaluation
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Help, trajectories_of
-from coevolve_jax.types import Group, Task
+from coevolve_jax.types import Group, Task, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,26 +71,42 @@ def evaluate(
     seed: int,
     title: str = "evaluation",
     hints: Help | None = None,
+    log: RolloutLog | None = None,
 ) -> tuple[Result, list[Group]]:
     """Rolls every task out `num_rollouts` times.
 
     `seed` determines the sampling noise: equal weights, seeds and hints give equal results. A hint is asked
     for by a task without its reference calls. If servers were too slow for many messages, stderr says so.
 
+    log: keeps each rollout as it ends. A task that has all of its rollouts there is not rolled out again; its
+    trajectories have no tokens.
+
     Raises FloatingPointError if the policy's log-probabilities are not finite. Only this check sees a run's
     last update.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=(len(tasks), num_rollouts)).tolist()
     ask = hints and (lambda task, rollout_index: hints(task.without_calls(), rollout_index))
-    before = Counter(agent.counts)
-    with tqdm(total=len(tasks) * num_rollouts, desc=title, unit="rollout", leave=False) as bar:
-        groups = agent.rollout_groups(tasks, seeds, temperature, ask, on_done=bar.update)
-    check_logprobs(trajectories_of(groups))
-    counts = serving(agent.counts - before)
-    if slow := slow_note(counts):
+    kept = log.groups(tasks, num_rollouts) if log else {}
+    left = [n for n, task in enumerate(tasks) if task.id not in kept]
+    before, retried = Counter(agent.counts), log.slow_retries if log else 0
+    slow_retries = lambda: retried + int((agent.counts - before)["slow_retries"])
+
+    def on_done(trajectory: Trajectory) -> None:
+        check_logprobs([trajectory])
+        if log:
+            log.add(trajectory, slow_retries())
+        bar.update()
+
+    total, done = len(tasks) * num_rollouts, len(kept) * num_rollouts
+    with tqdm(total=total, initial=done, desc=title, unit="rollout", leave=False) as bar:
+        rolled = agent.rollout_groups(
+            [tasks[n] for n in left], [seeds[n] for n in left], temperature, ask, on_done=on_done
+        )
+    if slow := slow_note(serving(agent.counts - before)):
         print(slow.replace("serving", title, 1), file=sys.stderr)
-    result = tally(groups, num_rollouts, temperature)
-    return dataclasses.replace(result, slow_retries=int(counts.get("slow_retries", 0))), groups
+    by_task = kept | {group.task.id: group for group in rolled}
+    groups = [by_task[task.id] for task in tasks]
+    return dataclasses.replace(tally(groups, num_rollouts, temperature), slow_retries=slow_retries()), groups
 
 
 def tally(groups: Sequence[Group], num_rollouts: int, temperature: float) -> Result:

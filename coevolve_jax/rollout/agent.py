@@ -140,7 +140,7 @@ class Agent:
         seeds: Sequence[Sequence[int]],
         temperature: float,
         hints: Callable[[Task, int], Hint | None] | None = None,
-        on_done: Callable[[], object] = lambda: None,
+        on_done: Callable[[Trajectory], object] = lambda trajectory: None,
     ) -> list[Group]:
         """Returns a group of rollouts for each task, in the order of the tasks.
 
@@ -149,7 +149,7 @@ class Agent:
           seeds: seeds[i][m] is the seed of rollout m of tasks[i].
           temperature: 0 is greedy.
           hints: (task, rollout_index) -> help for that rollout.
-          on_done: called as each rollout ends.
+          on_done: called with each rollout as it ends. What it raises ends the call.
 
         Raises:
           EngineError: the engine cannot go on.
@@ -231,7 +231,7 @@ class Agent:
             nonlocal left
             async with free:
                 trajectory = await self._converse(ask, r, temperature)
-            on_done()
+            on_done(trajectory)
             left -= 1
             if left < slots:  # no conversation is left to take the free slot
                 scheduler.done()

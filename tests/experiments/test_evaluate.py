@@ -1,5 +1,6 @@
 """experiments/evaluate.py, synthesize.py and ask.py as a user starts them: refusals, questions and prints."""
 
+import json
 import re
 import shutil
 import sys
@@ -55,7 +56,7 @@ ASKED = """
 import contextlib, io
 from coevolve_jax import build
 from coevolve_jax.loop import evaluate
-def asked(agent, tasks, *, num_rollouts, temperature, seed):
+def asked(agent, tasks, *, num_rollouts, temperature, seed, log):
     raise ValueError(f"asked for {num_rollouts} at {temperature}, seed {seed}")
 evaluate.evaluate = asked
 build.policy = build.agent = lambda *given: None
@@ -68,6 +69,34 @@ def test_a_model_is_asked_as_the_flags_say(quick, tmp_path):
     flags = ("--model=models/tiny_qwen3", *SMALL, "--num_rollouts=3", "--temperature=0.7", "--seed=5")
     done = forked.run_after(ASKED, "evaluate", tmp_path, quick, *flags)
     refused(done, "asked for 3 at 0.7, seed 5")
+
+
+KILLED = """
+import os, signal
+from coevolve_jax.records import rollout_log
+add = rollout_log.RolloutLog.add
+def add_and_die(self, *given):
+    add(self, *given)
+    if self._path.read_text().count("\\n") == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+rollout_log.RolloutLog.add = add_and_die
+"""
+
+
+def test_a_killed_evaluation_goes_on_from_its_rollouts(quick, tmp_path):
+    flags = ["--model=models/tiny_qwen3", *SMALL, "--max_concurrency=2", "--temperature=1.0"]
+    output, kept = tmp_path / "score.json", tmp_path / "score.json.rollouts.jsonl"
+    whole = start("evaluate", quick, *flags, f"--output={tmp_path / 'whole.json'}")
+    assert whole.returncode == 0 and sorted(f.name for f in tmp_path.iterdir()) == ["whole.json"]
+    killed = forked.run_after(KILLED, "evaluate", tmp_path, quick, *flags, f"--output={output}")
+    assert killed.returncode == -9 and not output.exists()
+    of_three = kept.read_text()
+    assert of_three.count("\n") == 4
+    other = start("evaluate", quick, *flags, "--seed=1", f"--output={output}")
+    refused(other, "its.seed is 0 there and 1 here")
+    resumed = start("evaluate", quick, *flags, f"--output={output}")
+    assert resumed.returncode == 0 and resumed.stdout == whole.stdout and not kept.exists()
+    assert json.loads(output.read_text()) == json.loads((tmp_path / "whole.json").read_text())
 
 
 HELD = """

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, tally
+from coevolve_jax.records.rollout_log import RolloutLog
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.types import Call, Group, Hint, Task, Turn
@@ -37,7 +38,7 @@ class MadeUpAgent:
         self.seeds, self.rolled, self.slow = [], [], slow
         self.counts = Counter(messages=1000, slow_retries=700)
 
-    def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=lambda: None):
+    def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=lambda trajectory: None):
         def made_up(task, m, seed):
             made = a_rollout(np.random.default_rng([seed, temperature > 0]), task, m)
             hint = hints and hints(task, m)
@@ -47,7 +48,9 @@ class MadeUpAgent:
             Group(task, tuple(made_up(task, m, seed) for m, seed in enumerate(row)))
             for task, row in zip(tasks, seeds, strict=True)
         ]
-        on_done()
+        for group in groups:
+            for trajectory in group.trajectories:
+                on_done(trajectory)
         self.counts.update(messages=200, slow_retries=self.slow)
         self.seeds.append(sum(seeds, []))
         self.rolled.append((temperature, groups))
@@ -210,6 +213,71 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
     only = [t for t in tasks if t.lineage.kind == "balanced"]
     assert [r["set"] for r in evaluate_held_out(config, MadeUpAgent(), only, step=0)] == ["balanced"]
     assert evaluate_held_out(config, SimpleNamespace(), [], step=0) == []
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledAgent(MadeUpAgent):
+    """Ends its rollouts in any order, with all but `lost` valid, and is killed after `ends` of them."""
+
+    def __init__(self, rng, ends, lost=()):
+        super().__init__(slow=0)
+        self.rng, self.ends, self.lost = rng, ends, lost
+
+    def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=None):
+        self.tasks = [task.id for task in tasks]
+        groups = MadeUpAgent.rollout_groups(self, tasks, seeds, temperature)
+        ended = [t for group in groups for t in group.trajectories]
+        for n in self.rng.permutation(len(ended)):
+            if self.ends == 0:
+                raise Killed
+            self.ends -= 1
+            self.counts["slow_retries"] += 1
+            on_done(ended[n])
+        return groups
+
+
+@given(SEEDS)
+def test_an_interrupted_evaluation_goes_on_to_the_same_result(tmp_path_factory, seed):
+    rng, path = np.random.default_rng(seed), tmp_path_factory.mktemp("log") / "log.jsonl"
+    tasks, k = [a_task(rng, f"t{i}") for i in range(rng.integers(1, 5))], int(rng.integers(1, 4))
+    how = dict(num_rollouts=k, temperature=0.7, seed=seed)
+    whole, groups = evaluate(MadeUpAgent(), tasks, **how)
+    about, ended = {"seed": seed, "limits": {"max_steps": 3}}, 0
+    while ended is not None:
+        log = RolloutLog(path, about)
+        kept = log.groups(tasks, k)
+        agent = KilledAgent(rng, int(rng.integers(0, len(tasks) * k + 1)))
+        try:
+            result, resumed = evaluate(agent, tasks, **how, log=log)
+            ended = None
+        except Killed:
+            if rng.random() < 0.5:  # in the middle of a line, but for the first
+                first = len(path.read_bytes().splitlines(keepends=True)[0])
+                path.write_bytes(path.read_bytes()[: max(first, len(path.read_bytes()) - rng.integers(200))])
+        assert agent.tasks == [t.id for t in tasks if t.id not in kept]
+        assert all(len(group.valid) == k for group in kept.values())
+    bare = lambda groups: [(g.task, [t.to_json() for t in g.trajectories]) for g in groups]
+    assert bare(resumed) == bare(groups)
+    assert {**result.to_json(), "slow_retries": 0} == {**whole.to_json(), "slow_retries": 0}
+    # Retries of a rollout that is done again count again: they took part in what was sampled.
+    assert result.slow_retries >= len(tasks) * k - len(kept) * k
+    log.remove()
+    assert not path.exists()
+
+
+def test_rollouts_of_another_evaluation_are_refused(tmp_path):
+    path = tmp_path / "log.jsonl"
+    RolloutLog(path, {"seed": 0, "rollout": {"max_length": 512}})
+    with pytest.raises(ValueError, match=r"its.rollout.max_length is 512 there and 1024 here. Finish that one"):
+        RolloutLog(path, {"seed": 0, "rollout": {"max_length": 1024}})
+    for text in ('{"seed": 0}\n[]\n', '{"seed": 0}\n{}\n', "nothing\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is damaged .*: delete it to begin anew"):
+            RolloutLog(path, {"seed": 0})
+        assert path.read_text() == text
 
 
 def test_sets_with_help_are_the_same_tasks_and_seeds_and_a_hint_knows_no_reference_calls():
