@@ -39,7 +39,7 @@ def main(argv) -> None:
 
 def run() -> None:
     from coevolve_jax import config as configs
-    from coevolve_jax.comparison import plan
+    from coevolve_jax.comparison import plan, variations
     from coevolve_jax.comparison.cell_files import finished
     from coevolve_jax.harness import bench, calibration, launch, progress
     from coevolve_jax.harness.start import settled, without_harness
@@ -52,7 +52,7 @@ def run() -> None:
     configs.check_output("workdir", folder, folder=True)
     seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value, "salts")
     starting = {
-        fault: settled(plan.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value))
+        fault: settled(variations.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value))
         for fault in dict.fromkeys(["none", *names])
     }
 

@@ -39,7 +39,7 @@ def main(argv) -> None:
 
 def run() -> None:
     from coevolve_jax import config as configs
-    from coevolve_jax.comparison import plan
+    from coevolve_jax.comparison import plan, variations
     from coevolve_jax.comparison.cell_files import finished
     from coevolve_jax.harness import calibration, evidence, launch, progress, refusals
     from coevolve_jax.harness.backtest import Check
@@ -54,7 +54,7 @@ def run() -> None:
     settings = " ".join([_CONFIG.value, *_SET.value])
     path = folder / "trained.csv"
     rows = calibration.read_rows(path, settings)
-    config = settled(plan.with_values(configs.load_file(_CONFIG.value), _SET.value))
+    config = settled(variations.with_values(configs.load_file(_CONFIG.value), _SET.value))
     start = without_harness(config)
     programs = launch.programs(start, folder / "store" / "compiled")
     cores = cores_of_starts(folder / "store", _JOBS.value)

@@ -40,7 +40,7 @@ def main(argv) -> None:
 
 def run() -> None:
     from coevolve_jax import config as configs
-    from coevolve_jax.comparison import cells, plan
+    from coevolve_jax.comparison import cells, plan, variations
     from coevolve_jax.comparison.cell_files import finished
     from coevolve_jax.harness import baits, launch, progress
     from coevolve_jax.harness.start import settled, without_harness
@@ -56,7 +56,7 @@ def run() -> None:
     together = [tuple(seeds[i : i + of]) for i in range(0, len(seeds), of)]
     settings = " ".join([_CONFIG.value, *_SET.value])
     known = {case.key: case for case in baits.read_cases(folder / "cases.csv", settings)}
-    c = plan.with_values(configs.load_file(_CONFIG.value), _SET.value)
+    c = variations.with_values(configs.load_file(_CONFIG.value), _SET.value)
     starting = {hole: settled(baits.starting(c, hole)) for hole in holes}  # checked before anything is run
     for hole in holes:
         due = [s for s in together if any((hole, kind, s) not in known for kind in baits.KINDS)]

@@ -106,7 +106,7 @@ def run() -> list:
     from coevolve_jax import config as configs
     from coevolve_jax import shipped
     from coevolve_jax.analysis import report
-    from coevolve_jax.comparison import bundle, cells, plan, results
+    from coevolve_jax.comparison import bundle, cells, plan, results, variations
     from coevolve_jax.comparison.table import table
 
     folder, part = Path(_WORKDIR.value), plan.parse_shard(_SHARD.value)
@@ -118,12 +118,12 @@ def run() -> list:
         raise ValueError(
             f"--grid={_GRID.value[0]} and --search={_SEARCH.value[0]} exclude each other: give one of them."
         )
-    config = plan.with_values(config, _SET.value)
+    config = variations.with_values(config, _SET.value)
     configs.check(config)
     if _SEARCH.value:
-        settings = plan.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
+        settings = variations.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
     else:
-        settings = plan.grid(config, _GRID.value)
+        settings = variations.grid(config, _GRID.value)
     if unknown := [name for name in _RUN.value if name not in _ARMS.value]:
         raise ValueError(f"--run={','.join(unknown)} is none of --arms={','.join(_ARMS.value)}.")
     before = plan.read(folder)
@@ -160,7 +160,7 @@ def run() -> list:
         made |= plan.extended(theirs, made)
     plan.check(folder, config, chosen)
     if not _ONLY_READ.value:
-        plan.check_configs(config, chosen, plan.by_key("set", _SET.value))
+        plan.check_configs(config, chosen, variations.by_key("set", _SET.value))
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))

@@ -60,6 +60,16 @@ def test_a_commands_help_is_its_programs_in_words_of_commands(command):
     assert f"coevolve {command}" in done.stdout
 
 
+def test_a_help_that_is_not_read_to_its_end_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    program = [sys.executable, ROOT / "experiments" / "compare.py", "--help"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with os.fdopen(write) as unread:
+        done = subprocess.run(program, stdout=unread, stderr=subprocess.PIPE, env=env, text=True)
+    assert done.returncode == 1 and done.stderr == ""
+
+
 def test_arguments_after_two_dashes_are_not_asked_for_help(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(cli, "start", lambda command, arguments: started.append((command, arguments)))

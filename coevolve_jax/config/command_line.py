@@ -32,6 +32,9 @@ def parse_flags(argv: list[str]) -> list[str]:
             getattr(flag.value, "model", None)  # a file that is not there tells when it is looked at
             loading.checked(named, flag.value)
         return rest
+    except BrokenPipeError:  # --help | head: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the exit
+        sys.exit(1)
     except flags.Error as error:
         why = str(error).strip().splitlines()[-1].strip().removeprefix("ValueError: ")
         sys.exit(f"Error: {_in_words(why)} (--help lists the options)")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coevolve_jax.comparison import bundle, cell_files, leaderboard, notes, plan, testbed
+from coevolve_jax.comparison import bundle, cell_files, leaderboard, notes, plan, testbed, variations
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
@@ -33,7 +33,7 @@ PLAN = [  # the frozen plan in small: both ends of a run are there, the budget's
 CONFIG = override(
     load_file(ROOT / "configs" / "bfcl_tiny.py"),
     {
-        key: plan.parse_value(load_file(ROOT / "configs" / "bfcl_tiny.py"), key, value)
+        key: variations.parse_value(load_file(ROOT / "configs" / "bfcl_tiny.py"), key, value)
         for key, value in (text.split("=", 1) for text in PLAN)
     },
 )

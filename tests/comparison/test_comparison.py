@@ -17,7 +17,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax.analysis import stats
-from coevolve_jax.comparison import cells, notes, plan, results
+from coevolve_jax.comparison import cells, notes, plan, results, variations
 from coevolve_jax.comparison.arms import ARMS, arm
 from coevolve_jax.comparison.differences import METRICS, compare
 from coevolve_jax.comparison.plan import Cell
@@ -48,7 +48,7 @@ def test_every_arm_is_a_config_that_can_be_run():
 
 
 def test_cells_are_arms_times_settings_times_seeds(tmp_path):
-    settings = plan.grid(TINY, ["evolution.every=5,10", "data.sampling=uniform,variance"])
+    settings = variations.grid(TINY, ["evolution.every=5,10", "data.sampling=uniform,variance"])
     assert settings[1] == {"evolution.every": 5, "data.sampling": "variance"} and len(settings) == 4
     found = plan.cells(["static", "random"], plan.parse_seeds("3:5"), settings)
     assert len(found) == 16 == len({c.workdir(tmp_path) for c in found})
@@ -77,13 +77,13 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
         ("strategy.name=random", "what --arms varies"),
     ):
         with pytest.raises(ValueError, match=why):
-            plan.grid(TINY, [text])
+            variations.grid(TINY, [text])
     for text in ("steps=1", "learner.kl_coef=0:1:log", "steps=4:2", "steps=2:4:lgo"):
         with pytest.raises(ValueError, match=f"--search='{text}' is no range"):
-            plan.search(TINY, [text], 2, 0)
-    assert plan.grid(TINY, ["evolution.every=5,5"]) == [{"evolution.every": 5}]
-    assert plan.parse_value(TINY, "learner.pack_length_buckets", "128+256") == (128, 256)
-    assert plan.parse_value(TINY, "environment.toolsets", "MessageAPI+TicketAPI") == (
+            variations.search(TINY, [text], 2, 0)
+    assert variations.grid(TINY, ["evolution.every=5,5"]) == [{"evolution.every": 5}]
+    assert variations.parse_value(TINY, "learner.pack_length_buckets", "128+256") == (128, 256)
+    assert variations.parse_value(TINY, "environment.toolsets", "MessageAPI+TicketAPI") == (
         "MessageAPI",
         "TicketAPI",
     )
@@ -95,17 +95,17 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
 
 def test_a_value_has_the_type_of_its_key_and_a_bool_is_a_word():
     values = {"false": False, "FALSE": False, "True": True, "true": True}
-    assert {text: plan.parse_value(TINY, "learner.remat", text) for text in values} == values
+    assert {text: variations.parse_value(TINY, "learner.remat", text) for text in values} == values
     for text in ("", "1", "yes"):
         with pytest.raises(ValueError, match=f"config.learner.remat cannot be '{text}': give true or false"):
-            plan.parse_value(TINY, "learner.remat", text)
+            variations.parse_value(TINY, "learner.remat", text)
 
 
 def test_a_key_is_named_once():
     for make in (
-        lambda texts: plan.grid(TINY, texts),
-        lambda texts: plan.with_values(TINY, texts),
-        lambda texts: plan.search(TINY, [f"{text}:9" for text in texts], 2, 0),
+        lambda texts: variations.grid(TINY, texts),
+        lambda texts: variations.with_values(TINY, texts),
+        lambda texts: variations.search(TINY, [f"{text}:9" for text in texts], 2, 0),
     ):
         with pytest.raises(
             ValueError, match=r"names evolution.every twice \('5.*' and '2.*'\): name a key once"
@@ -133,8 +133,8 @@ def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
 
 
 def test_cells_of_another_config_are_not_taken_for_this_plans(tmp_path):
-    (mine,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evolution.every=5"]))
-    (other,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evaluation.every=5"]))
+    (mine,) = plan.cells(["coevolve"], [0], variations.grid(TINY, ["evolution.every=5"]))
+    (other,) = plan.cells(["coevolve"], [0], variations.grid(TINY, ["evaluation.every=5"]))
     assert mine.workdir(tmp_path) != other.workdir(tmp_path)
     mine.workdir(tmp_path).mkdir(parents=True)
     path = mine.workdir(tmp_path) / "config.json"
@@ -168,23 +168,23 @@ def test_settings_of_a_strategy_reach_the_cells_that_have_them(tmp_path):
     assert plan.cell_config(only, cell).strategy.signals == "boundary"  # the definition of the arm
     with pytest.raises(ValueError, match="strategy.unsolved is True, which none of the arms random has"):
         plan.check(tmp_path, config, plan.cells(["random"], [0]))
-    found = plan.cells(["coevolve"], [0], plan.grid(TINY, ["strategy.probe=0,4"]))
+    found = plan.cells(["coevolve"], [0], variations.grid(TINY, ["strategy.probe=0,4"]))
     assert [plan.cell_config(TINY, c).strategy.probe for c in found] == [0, 4]
     assert len({c.start(tmp_path) for c in found}) == 1
     for name in ("static", "coevolve_probe"):
         with pytest.raises(ValueError, match=f"The arm '{name}' sets strategy.probe itself, or has none"):
-            plan.check(tmp_path, TINY, plan.cells([name], [0], plan.grid(TINY, ["strategy.probe=0,4"])))
+            plan.check(tmp_path, TINY, plan.cells([name], [0], variations.grid(TINY, ["strategy.probe=0,4"])))
 
 
 def test_a_search_spreads_over_its_ranges_and_is_seeded():
     texts = ["learner.learning_rate=1e-4:1e-2:log", "evolution.every=2:20"]
-    found = plan.search(TINY, texts, 20, seed=1)
+    found = variations.search(TINY, texts, 20, seed=1)
     rates = sorted(s["learner.learning_rate"] for s in found)
     assert rates[0] < 2e-4 and rates[-1] > 5e-3 and sum(r < 1e-3 for r in rates) == 10
     assert all(isinstance(s["evolution.every"], int) and 2 <= s["evolution.every"] <= 20 for s in found)
-    few = plan.search(TINY, ["evolution.every=2:4"], 8, seed=0)  # rounding makes values equal
+    few = variations.search(TINY, ["evolution.every=2:4"], 8, seed=0)  # rounding makes values equal
     assert sorted(s["evolution.every"] for s in few) == [2, 3, 4]
-    assert found == plan.search(TINY, texts, 20, seed=1) != plan.search(TINY, texts, 20, seed=2)
+    assert found == variations.search(TINY, texts, 20, seed=1) != variations.search(TINY, texts, 20, seed=2)
 
 
 def test_planned_differences_are_of_columns_that_are_there():
@@ -197,7 +197,7 @@ def test_planned_differences_are_of_columns_that_are_there():
             ValueError, match=f"--planned='{text}' names no two columns .*: join two of random, static"
         ):
             plan.pairs([text], cells)
-    cells = plan.cells(arms, [0, 1], plan.grid(TINY, ["learner.learning_rate=1e-5,3e-5"]))
+    cells = plan.cells(arms, [0, 1], variations.grid(TINY, ["learner.learning_rate=1e-5,3e-5"]))
     low, high = "+learner.learning_rate=1e-05", "+learner.learning_rate=3e-05"
     assert plan.pairs([], cells) == [(f"random{own}", f"static{own}") for own in (low, high)]
     assert plan.pairs(["oracle-static"], cells) == [(f"oracle{own}", f"static{own}") for own in (low, high)]
@@ -727,7 +727,7 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
         monkeypatch.setenv(name, value)
     folder = tmp_path / "comparison"
     changes = dict(text.split("=", 1) for text in SMALL)
-    config = override(TINY, {k: plan.parse_value(TINY, k, v) for k, v in changes.items()})
+    config = override(TINY, {k: variations.parse_value(TINY, k, v) for k, v in changes.items()})
     # A run that fails is named and not counted; it resumes below.
     monkeypatch.setattr(cells, "MAIN", ROOT / "experiments" / "main.py")
     whole = cells.command

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.comparison import plan
+from coevolve_jax.comparison import plan, variations
 from coevolve_jax.config import idle, keys, kinds, load_file, override, schedule
 from coevolve_jax.records.workdir import claim, fork
 from coevolve_jax.strategies.base import SHARED, evolves
@@ -458,7 +458,7 @@ def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
 )  # fmt: skip
 def test_a_comparison_of_equal_runs_is_refused(arms, grid, given, why):
     config = override(TINY, given)
-    cells = plan.cells(arms, [0, 1], plan.grid(config, grid))
+    cells = plan.cells(arms, [0, 1], variations.grid(config, grid))
     if not why:
         return plan.check_configs(config, cells, given)
     with pytest.raises(ValueError, match=why):
@@ -683,7 +683,7 @@ def test_an_old_name_is_refused_with_the_new_one(old, new, tmp_path):
     with pytest.raises(ValueError, match=told):
         override(TINY, {old: 1})
     with pytest.raises(ValueError, match=told):
-        plan.parse_value(TINY, old, "1")
+        variations.parse_value(TINY, old, "1")
     with pytest.raises(ValueError, match=told):
         configs.check(with_any(TINY, old, 1))
     with pytest.raises(SystemExit, match=told):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from coevolve_jax.analysis import report
-from coevolve_jax.comparison import cell_files, cells, plan, results
+from coevolve_jax.comparison import cell_files, cells, plan, results, variations
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 from coevolve_jax.config import load_file, override
@@ -32,7 +32,7 @@ BREAKING = [
 def configured(texts):
     config = load_file(ROOT / "configs" / "bfcl_tiny.py")
     changes = dict(text.split("=", 1) for text in texts)
-    return override(config, {key: plan.parse_value(config, key, text) for key, text in changes.items()})
+    return override(config, {key: variations.parse_value(config, key, text) for key, text in changes.items()})
 
 
 @pytest.fixture(scope="module")

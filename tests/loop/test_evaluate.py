@@ -271,7 +271,9 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(tmp_path_factory, 
 def test_rollouts_of_another_evaluation_are_refused(tmp_path):
     path = tmp_path / "log.jsonl"
     RolloutLog(path, {"seed": 0, "rollout": {"max_length": 512}})
-    with pytest.raises(ValueError, match=r"its.rollout.max_length is 512 there and 1024 here. Finish that one"):
+    with pytest.raises(
+        ValueError, match=r"its.rollout.max_length is 512 there and 1024 here. Finish that one"
+    ):
         RolloutLog(path, {"seed": 0, "rollout": {"max_length": 1024}})
     for text in ('{"seed": 0}\n[]\n', '{"seed": 0}\n{}\n', "nothing\n"):
         path.write_text(text)
