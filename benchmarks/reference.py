@@ -93,3 +93,25 @@ def greedy_share(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> 
         logp = policy(ids)[len(prompt) - 1 : -1]
         right.append(logp[np.arange(len(completion)), completion] >= logp.max(axis=-1) - 1e-4)
     return float(np.mean(right))
+
+
+def updated(bounds: dict[str, float], first: dict, second: dict) -> dict[str, float | str]:
+    """How far the loss after one update is from that of ours, or why it is not the same update.
+
+    bounds: by implementation. first, second: the answers of each, with the loss before and after its first
+    update.
+
+    Raises ValueError if ours does not move its loss.
+    """
+    found: dict[str, float | str] = {}
+    for name, bound in bounds.items():
+        moved = abs(second[name]["loss"] - first[name]["loss"])
+        apart = abs(second[name]["loss"] - second["ours"]["loss"])
+        found[name] = apart
+        if not moved > bound >= apart:
+            found[name] = (
+                f"an update moves the loss by {moved:.2g}, to {apart:.2g} off ours, beyond {bound:g}"
+            )
+    if isinstance(found["ours"], str):
+        raise ValueError(f"ours: {found['ours']}.")
+    return found

@@ -146,10 +146,11 @@ def run() -> None:
     from coevolve_jax.loop.evaluate import evaluate, tally, versions
     from coevolve_jax.models import hf_io
     from coevolve_jax.planning import plan
+    from coevolve_jax.records.files import write_text
     from coevolve_jax.records.rollout_log import RolloutLog
 
-    if _OUTPUT.value:  # fail now, before anything is computed
-        configs.check_new_file("output", _OUTPUT.value)
+    if output := _OUTPUT.value and Path(_OUTPUT.value):  # fail now, before anything is computed
+        configs.check_new_file("output", output)
 
     held_out = _BENCHMARK.value == "held_out"
     trained = configs.of_run(_WORKDIR.value) if _WORKDIR.value else None
@@ -159,6 +160,10 @@ def run() -> None:
         raise ValueError(
             f"{folder} is not there, for that run has not ended: finish it with {shipped.command('train')} "
             f"--workdir={_WORKDIR.value}, or name --model."
+        )
+    if output and output.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--output={output} lies in the model's folder, whose content names the model: choose another."
         )
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
@@ -200,19 +205,26 @@ def run() -> None:
         agent = build.agent(config, policy, engine, env_pool)
         sampling = {name: flags.FLAGS[name].value for name in ("num_rollouts", "temperature", "seed")}
         software = versions(family.versions(), getattr(engine, "versions", {}), inputs.digests(config))
-        log = _OUTPUT.value and RolloutLog(
-            Path(f"{_OUTPUT.value}.rollouts.jsonl"),
-            {
-                **sampling,
-                "tasks": base.digest([task.to_json() for task in tasks]),
-                "environment": config.environment.to_dict(),
-                "rollout": config.rollout.to_dict(),
-                "dtype": config.engine.dtype,
-                "versions": software,
-            },
-        )
-        result, groups = evaluate(agent, tasks, **sampling, log=log or None)
-        silent = without_message(groups, config.rollout)
+        about = {
+            **sampling,
+            "tasks": base.digest([task.to_json() for task in tasks]),
+            "environment": config.environment.to_dict(),
+            "rollout": config.rollout.to_dict(),
+            "dtype": config.engine.dtype,
+            "versions": software,
+        }
+        log = None
+        if output:
+            log = RolloutLog(Path(f"{output}.rollouts.jsonl"), about, tasks, _ROLLOUTS.value)
+        result, groups = evaluate(agent, tasks, **sampling, log=log)
+        silent = without_message(groups)
+        if silent == len(tasks) * _ROLLOUTS.value:
+            if log:
+                log.remove()
+            raise ValueError(
+                f"No prompt and message of --max_new_tokens={config.rollout.max_new_tokens} fit into "
+                f"--max_length={config.rollout.max_length}: raise the latter or lower the former."
+            )
         checked = None if held_out else family.report(groups, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
     kinds = {kind: name for name, kind in stats.SETS.items()}
@@ -242,6 +254,7 @@ def run() -> None:
             "samples": _ROLLOUTS.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
+            **({"interruptions": log.interruptions} if log and log.interruptions else {}),
             "tool_call_format": config.rollout.tool_call_format,
             "chat_template": " ".join(policy.chat.notes) or "the tokenizer's",
             "limits": _PROTOCOL.value or ("as in the run's evaluations" if as_evaluated else "by the flags"),
@@ -273,8 +286,8 @@ def run() -> None:
     if "success_if_invalid_failed" in report:
         print(f"{'':>16}  {report['success_if_invalid_failed']:.1%} with these as failures")
     print(table(rows, _ROLLOUTS.value))
-    if _OUTPUT.value:
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+    if output and log:
+        write_text(output, json.dumps(report, indent=1))
         log.remove()
 
 
@@ -291,20 +304,10 @@ def no_tasks(name: str) -> str:
     return f"The environment {name} has no tasks of its own in --split={_SPLIT.value}: {remedy}"
 
 
-def without_message(groups, limits) -> int:
-    """The number of rollouts whose prompt left no room for a message. Raises ValueError where none had room.
-
-    limits: the section config.rollout.
-    """
-    all_of_them = [t for group in groups for t in group.trajectories]
-    first = lambda t: len(t.turn_starts) < 2 and not t.steps
-    silent = [t for t in all_of_them if t.stop == "context_limit" and first(t)]
-    if len(silent) == len(all_of_them):
-        raise ValueError(
-            f"No prompt and message of --max_new_tokens={limits.max_new_tokens} fit into --max_length="
-            f"{limits.max_length}: raise the latter or lower the former."
-        )
-    return len(silent)
+def without_message(groups) -> int:
+    """The number of rollouts whose prompt left no room for a message."""
+    silent = lambda t: t.stop == "context_limit" and len(t.turn_starts) < 2 and not t.steps
+    return sum(silent(t) for group in groups for t in group.trajectories)
 
 
 def fixed_by_protocol(family) -> dict:

@@ -78,16 +78,14 @@ def evaluate(
     `seed` determines the sampling noise: equal weights, seeds and hints give equal results. A hint is asked
     for by a task without its reference calls. If servers were too slow for many messages, stderr says so.
 
-    log: keeps each rollout as it ends. A task that has all of its rollouts there is not rolled out again; its
-    trajectories have no tokens.
+    log: keeps each rollout as it ends. Its groups are not rolled out again; their trajectories have no tokens.
 
     Raises FloatingPointError if the policy's log-probabilities are not finite. Only this check sees a run's
     last update.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=(len(tasks), num_rollouts)).tolist()
     ask = hints and (lambda task, rollout_index: hints(task.without_calls(), rollout_index))
-    kept = log.groups(tasks, num_rollouts) if log else {}
-    left = [n for n, task in enumerate(tasks) if task.id not in kept]
+    kept = log.groups if log else []
     before, retried = Counter(agent.counts), log.slow_retries if log else 0
     slow_retries = lambda: retried + int((agent.counts - before)["slow_retries"])
 
@@ -99,13 +97,10 @@ def evaluate(
 
     total, done = len(tasks) * num_rollouts, len(kept) * num_rollouts
     with tqdm(total=total, initial=done, desc=title, unit="rollout", leave=False) as bar:
-        rolled = agent.rollout_groups(
-            [tasks[n] for n in left], [seeds[n] for n in left], temperature, ask, on_done=on_done
-        )
+        left = tasks[len(kept) :], seeds[len(kept) :]
+        groups = [*kept, *agent.rollout_groups(*left, temperature, ask, on_done=on_done)]
     if slow := slow_note(serving(agent.counts - before)):
         print(slow.replace("serving", title, 1), file=sys.stderr)
-    by_task = kept | {group.task.id: group for group in rolled}
-    groups = [by_task[task.id] for task in tasks]
     return dataclasses.replace(tally(groups, num_rollouts, temperature), slow_retries=slow_retries()), groups
 
 

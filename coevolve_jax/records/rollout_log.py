@@ -1,80 +1,140 @@
 """The rollouts of an evaluation in a file as they end, so that an interrupted evaluation goes on from there.
 
-The first line says what the scores depend on. Each further line is one valid rollout, without its tokens.
+The first line says what the scores depend on. A further line is a rollout, or tells that the evaluation went on
+and with how many of its tasks.
+
+Going on keeps the tasks up to the first that lacks a rollout. Keeping all that had ended would favour rollouts
+that end early, where an engine draws anew what was under way.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from coevolve_jax.config.recorded import difference
-from coevolve_jax.records.files import write_bytes
 from coevolve_jax.types import Group, Task, Trajectory
 
 
 class RolloutLog:
-    """A file of rollouts of one evaluation.
+    """The file of one evaluation, for one process at a time.
 
     Attributes:
-      slow_retries: messages that had been sampled again, for taking too long, when its last rollout ended.
+      groups: those of the first tasks, which need not be rolled out again. Their trajectories have no tokens.
+      interruptions: how often the evaluation went on.
+      slow_retries: messages that took too long and were sampled again, up to the last rollout of `groups`.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any]):
-        """Reads the file, or makes it. It drops a last line that a kill cut off.
+    def __init__(self, path: Path, about: Mapping[str, Any], tasks: Sequence[Task], num_rollouts: int):
+        """Reads the file, or makes it. A last line that a kill cut off is dropped.
 
         about: all that the scores depend on, as JSON values.
 
-        Raises ValueError if the file is of another evaluation, or is damaged.
+        Raises ValueError if the file is of another evaluation, is damaged, or belongs to another process.
         """
-        about, self._path = json.loads(json.dumps(about)), path
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        try:
-            rows = [json.loads(line) for line in whole.splitlines()]
-            begun_as = rows.pop(0) if rows else about
-            self._kept = {(row["task_id"], row["rollout_index"]): _trajectory(row) for row in rows}
-            self.slow_retries: int = rows[-1]["slow_retries"] if rows else 0
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}): delete it to begin anew.") from None
-        if begun_as != about:
+        if len({task.id for task in tasks}) < len(tasks):
             raise ValueError(
-                f"{path} holds rollouts of another evaluation: {difference(begun_as, about, 'its')}. Finish "
-                "that one by its own command, choose another output, or delete the file."
+                f"{path} tells rollouts apart by their tasks' ids: leave out tasks that repeat one."
             )
-        write_bytes(path, whole or _line(about))
-
-    def groups(self, tasks: Sequence[Task], num_rollouts: int) -> dict[str, Group]:
-        """Task id -> its group, for the tasks that have all their `num_rollouts` rollouts here."""
-        found = defaultdict[str, list[Trajectory]](list)
-        for (task_id, rollout_index), trajectory in sorted(self._kept.items()):
-            if rollout_index < num_rollouts:
-                found[task_id].append(trajectory)
-        return {t.id: Group(t, tuple(found[t.id])) for t in tasks if len(found[t.id]) == num_rollouts}
+        self._path, self._file = path, open(path, "a+b", buffering=0)
+        try:
+            self._claim()
+            about = json.loads(json.dumps(about))
+            begun_as, rows = self._lines()
+            if (begun_as or about) != about:
+                raise ValueError(
+                    f"{path} holds rollouts of another evaluation: {difference(begun_as, about, 'its')}. Finish "
+                    "that one by its own command, choose another output, or delete the file."
+                )
+            self.interruptions = sum("kept" in row for row in rows) + bool(begun_as)
+            self.groups, self.slow_retries = self._ended(rows, tasks, num_rollouts)
+            self._append({"kept": len(self.groups)} if begun_as else about)
+        except BaseException:
+            self._file.close()
+            raise
 
     def add(self, trajectory: Trajectory, slow_retries: int) -> None:
-        """Appends a rollout, unless it is invalid: then it is to be done again.
+        """Appends a rollout. Raises ValueError if that is not possible.
 
         slow_retries: those of the evaluation so far, its earlier processes included.
         """
-        if trajectory.outcome.valid:
-            with open(self._path, "ab") as file:
-                more = {"turn_starts": trajectory.turn_starts, "slow_retries": slow_retries}
-                file.write(_line(trajectory.to_json() | more))
+        more = {"turn_starts": trajectory.turn_starts, "slow_retries": slow_retries}
+        self._append(trajectory.to_json() | more)
 
     def remove(self) -> None:
         """Deletes the file: the evaluation has ended."""
         self._path.unlink()
+        self._file.close()
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.path.exists(self._path) and os.path.samestat(
+                os.stat(self._path), os.fstat(self._file.fileno())
+            )
+        except BlockingIOError:
+            mine = False
+        except OSError:  # a file system without locks
+            mine = True
+        if not mine:
+            raise ValueError(
+                f"Another process writes {self._path}: wait for its end, or choose another output."
+            )
+
+    def _lines(self) -> tuple[dict | None, list[dict]]:
+        """The first line, None if the file is new, and the others."""
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._file.truncate(len(whole))
+        try:
+            begun_as, *rows = map(json.loads, whole.splitlines()) if whole else (None,)
+            if not all(isinstance(row, dict) for row in rows):
+                raise ValueError("a line is no object")
+        except ValueError as error:
+            raise self._damaged(error) from None
+        return begun_as, rows
+
+    def _ended(
+        self, rows: Iterable[Mapping], tasks: Sequence[Task], num_rollouts: int
+    ) -> tuple[list[Group], int]:
+        """The groups of the tasks before the first that lacks a rollout, and the retries up to them."""
+        kept = dict[tuple[str, int], Mapping]()
+        of = lambda task: [kept.get((task.id, n)) for n in range(num_rollouts)]
+        try:
+            for row in rows:
+                if "kept" not in row:
+                    kept[row["task_id"], row["rollout_index"]] = row
+                else:  # what had ended beyond these tasks was rolled out again
+                    first = {task.id for task in tasks[: row["kept"]]}
+                    kept = {key: value for key, value in kept.items() if key[0] in first}
+            ended = list(takewhile(lambda task: all(of(task)), tasks))
+            groups = [Group(task, tuple(map(_trajectory, of(task)))) for task in ended]
+            retries = [row["slow_retries"] for task in ended for row in of(task)]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(error) from None
+        return groups, max(retries, default=0)
+
+    def _damaged(self, error: Exception) -> ValueError:
+        return ValueError(f"{self._path} is damaged ({error!r}): delete it to begin anew.")
+
+    def _append(self, row: Mapping) -> None:
+        # Python's own JSON, infinity included: what a policy wrote comes back as it was.
+        line = (json.dumps(row, default=lambda value: value.tolist()) + "\n").encode()
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise ValueError(
+                f"{self._path} cannot be written ({error.strerror}): make room. The same command then goes on "
+                "from the finished rollouts."
+            ) from None
 
 
 def _trajectory(row: Mapping) -> Trajectory:
     return dataclasses.replace(Trajectory.from_json(row), turn_starts=tuple(row["turn_starts"]))
-
-
-def _line(row: Mapping) -> bytes:
-    # Python's own JSON, infinity included: what a policy wrote comes back as it was.
-    return (json.dumps(row, default=lambda value: value.tolist()) + "\n").encode()

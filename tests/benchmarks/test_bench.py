@@ -103,7 +103,21 @@ def test_ours_agrees_with_the_reference_on_the_shrunk_cases_of_smollm2(tmp_path)
     assert update["ours"]["loss_difference"] <= update["ours"]["tolerance"] == 1e-5
     rounded = update["ours reduced"]
     assert update["ours"]["loss_difference"] < rounded["loss_difference"] <= rounded["tolerance"] == 2e-3
+    assert update["ours"]["updated_loss_difference"] == 0 < rounded["updated_loss_difference"] <= 2e-3
     assert generate["ours"]["greedy_share"] == 1 > generate["ours reduced"]["greedy_share"] > 0.8
+
+
+def test_an_implementation_that_makes_no_update_or_another_one_takes_no_part():
+    losses = lambda **found: {name: {"loss": loss} for name, loss in found.items()}
+    bounds = {"ours": 1e-5, "same": 1e-5, "still": 1e-5, "other": 1e-5, "rounded": 2e-3}
+    first = losses(ours=-0.2, same=-0.2, still=-0.2, other=-0.2, rounded=-0.2001)
+    second = losses(ours=-0.25, same=-0.250001, still=-0.2, other=-0.251, rounded=-0.2511)
+    found = reference.updated(bounds, first, second)
+    assert found.pop("still") == "an update moves the loss by 0, to 0.05 off ours, beyond 1e-05"
+    assert found.pop("other").startswith("an update moves the loss by 0.051, to 0.001 off ours")
+    assert found == pytest.approx({"ours": 0.0, "same": 1e-6, "rounded": 1.1e-3})
+    with pytest.raises(ValueError, match="ours: an update moves the loss by 0, to 0 off ours"):
+        reference.updated({"ours": 1e-5}, first, first)
 
 
 def test_greedy_share_counts_the_likeliest_tokens(tmp_path):
