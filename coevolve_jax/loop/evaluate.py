@@ -78,7 +78,7 @@ def evaluate(
     `seed` determines the sampling noise: equal weights, seeds and hints give equal results. A hint is asked
     for by a task without its reference calls. If servers were too slow for many messages, stderr says so.
 
-    log: keeps each rollout as it ends. Its groups are not rolled out again; their trajectories have no tokens.
+    log: keeps each rollout as it ends. Its groups are not rolled out again, and have no tokens.
 
     Raises FloatingPointError if the policy's log-probabilities are not finite. Only this check sees a run's
     last update.

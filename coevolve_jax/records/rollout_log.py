@@ -1,10 +1,10 @@
 """The rollouts of an evaluation in a file as they end, so that an interrupted evaluation goes on from there.
 
-The first line says what the scores depend on. A further line is a rollout, or tells that the evaluation went on
-and with how many of its tasks.
+The first line says what the scores depend on. A further line is a rollout, or tells that the evaluation went
+on, and with how many of its tasks.
 
-Going on keeps the tasks up to the first that lacks a rollout. Keeping all that had ended would favour rollouts
-that end early, where an engine draws anew what was under way.
+Going on keeps the tasks up to the first that lacks a rollout. To keep all that had ended would favour short
+rollouts, where an engine draws anew those that were under way.
 """
 
 from __future__ import annotations
@@ -39,22 +39,20 @@ class RolloutLog:
         Raises ValueError if the file is of another evaluation, is damaged, or belongs to another process.
         """
         if len({task.id for task in tasks}) < len(tasks):
-            raise ValueError(
-                f"{path} tells rollouts apart by their tasks' ids: leave out tasks that repeat one."
-            )
-        self._path, self._file = path, open(path, "a+b", buffering=0)
+            raise ValueError(f"{path} tells tasks apart by their ids: leave out those that repeat one.")
+        self._path, self._file = path, open(path, "a+b")
         try:
             self._claim()
             about = json.loads(json.dumps(about))
             begun_as, rows = self._lines()
-            if (begun_as or about) != about:
+            if begun_as not in (None, about):
                 raise ValueError(
-                    f"{path} holds rollouts of another evaluation: {difference(begun_as, about, 'its')}. Finish "
-                    "that one by its own command, choose another output, or delete the file."
+                    f"{path} holds rollouts of another evaluation: {difference(begun_as, about, 'its')}. "
+                    "Finish that one by its own command, choose another output, or delete the file."
                 )
-            self.interruptions = sum("kept" in row for row in rows) + bool(begun_as)
             self.groups, self.slow_retries = self._ended(rows, tasks, num_rollouts)
-            self._append({"kept": len(self.groups)} if begun_as else about)
+            self.interruptions = 0 if begun_as is None else 1 + sum("kept" in row for row in rows)
+            self._append(about if begun_as is None else {"kept": len(self.groups)})
         except BaseException:
             self._file.close()
             raise
@@ -67,10 +65,14 @@ class RolloutLog:
         more = {"turn_starts": trajectory.turn_starts, "slow_retries": slow_retries}
         self._append(trajectory.to_json() | more)
 
+    def close(self) -> None:
+        """Leaves the file to the next process."""
+        self._file.close()
+
     def remove(self) -> None:
         """Deletes the file: the evaluation has ended."""
         self._path.unlink()
-        self._file.close()
+        self.close()
 
     def _claim(self) -> None:
         try:
@@ -88,25 +90,25 @@ class RolloutLog:
             )
 
     def _lines(self) -> tuple[dict | None, list[dict]]:
-        """The first line, None if the file is new, and the others."""
+        """The first line, None in a new file, and the others."""
         self._file.seek(0)
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
         try:
-            begun_as, *rows = map(json.loads, whole.splitlines()) if whole else (None,)
+            rows = [json.loads(line) for line in whole.split(b"\n")[:-1]]
             if not all(isinstance(row, dict) for row in rows):
                 raise ValueError("a line is no object")
         except ValueError as error:
             raise self._damaged(error) from None
-        return begun_as, rows
+        return (rows[0] if rows else None), rows[1:]
 
     def _ended(
         self, rows: Iterable[Mapping], tasks: Sequence[Task], num_rollouts: int
     ) -> tuple[list[Group], int]:
         """The groups of the tasks before the first that lacks a rollout, and the retries up to them."""
         kept = dict[tuple[str, int], Mapping]()
-        of = lambda task: [kept.get((task.id, n)) for n in range(num_rollouts)]
+        whole = lambda task: all((task.id, n) in kept for n in range(num_rollouts))
         try:
             for row in rows:
                 if "kept" not in row:
@@ -114,9 +116,11 @@ class RolloutLog:
                 else:  # what had ended beyond these tasks was rolled out again
                     first = {task.id for task in tasks[: row["kept"]]}
                     kept = {key: value for key, value in kept.items() if key[0] in first}
-            ended = list(takewhile(lambda task: all(of(task)), tasks))
-            groups = [Group(task, tuple(map(_trajectory, of(task)))) for task in ended]
-            retries = [row["slow_retries"] for task in ended for row in of(task)]
+            ended = [
+                (task, [kept[task.id, n] for n in range(num_rollouts)]) for task in takewhile(whole, tasks)
+            ]
+            groups = [Group(task, tuple(map(_trajectory, own))) for task, own in ended]
+            retries = [row["slow_retries"] for _, own in ended for row in own]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(error) from None
         return groups, max(retries, default=0)
@@ -129,10 +133,11 @@ class RolloutLog:
         line = (json.dumps(row, default=lambda value: value.tolist()) + "\n").encode()
         try:
             self._file.write(line)
+            self._file.flush()
         except OSError as error:
             raise ValueError(
-                f"{self._path} cannot be written ({error.strerror}): make room. The same command then goes on "
-                "from the finished rollouts."
+                f"{self._path} cannot be written ({error.strerror}): make room. The same command then goes "
+                "on from the finished rollouts."
             ) from None
 
 

@@ -1,7 +1,11 @@
 """Rows of evaluations.jsonl, each number recounted from the rollouts."""
 
 import dataclasses
+import json
+import os
+import resource
 from collections import Counter
+from contextlib import closing
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -40,7 +44,7 @@ class MadeUpAgent:
 
     def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=lambda trajectory: None):
         def made_up(task, m, seed):
-            made = a_rollout(np.random.default_rng([seed, temperature > 0]), task, m)
+            made = a_rollout(np.random.default_rng([*np.atleast_1d(seed), temperature > 0]), task, m)
             hint = hints and hints(task, m)
             return dataclasses.replace(made, hints=((0, hint.before_task),) if hint else ())
 
@@ -220,13 +224,18 @@ class Killed(Exception):
 
 
 class KilledAgent(MadeUpAgent):
-    """Ends its rollouts in any order, with all but `lost` valid, and is killed after `ends` of them."""
+    """Ends its rollouts in any order, and is killed after `ends` of them.
 
-    def __init__(self, rng, ends, lost=()):
+    anew: its noise, where seeds do not determine the rollouts.
+    """
+
+    def __init__(self, rng, ends, anew=None):
         super().__init__(slow=0)
-        self.rng, self.ends, self.lost = rng, ends, lost
+        self.rng, self.ends, self.anew = rng, ends, anew
 
     def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=None):
+        if self.anew is not None:
+            seeds = [[(self.anew, seed) for seed in row] for row in seeds]
         self.tasks = [task.id for task in tasks]
         groups = MadeUpAgent.rollout_groups(self, tasks, seeds, temperature)
         ended = [t for group in groups for t in group.trajectories]
@@ -239,47 +248,90 @@ class KilledAgent(MadeUpAgent):
         return groups
 
 
+def bare(groups):
+    return [(g.task, [t.to_json() for t in g.trajectories]) for g in groups]
+
+
 @given(SEEDS)
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(tmp_path_factory, seed):
     rng, path = np.random.default_rng(seed), tmp_path_factory.mktemp("log") / "log.jsonl"
     tasks, k = [a_task(rng, f"t{i}") for i in range(rng.integers(1, 5))], int(rng.integers(1, 4))
     how = dict(num_rollouts=k, temperature=0.7, seed=seed)
     whole, groups = evaluate(MadeUpAgent(), tasks, **how)
-    about, ended = {"seed": seed, "limits": {"max_steps": 3}}, 0
-    while ended is not None:
-        log = RolloutLog(path, about)
-        kept = log.groups(tasks, k)
-        agent = KilledAgent(rng, int(rng.integers(0, len(tasks) * k + 1)))
-        try:
-            result, resumed = evaluate(agent, tasks, **how, log=log)
-            ended = None
-        except Killed:
-            if rng.random() < 0.5:  # in the middle of a line, but for the first
-                first = len(path.read_bytes().splitlines(keepends=True)[0])
-                path.write_bytes(path.read_bytes()[: max(first, len(path.read_bytes()) - rng.integers(200))])
-        assert agent.tasks == [t.id for t in tasks if t.id not in kept]
-        assert all(len(group.valid) == k for group in kept.values())
-    bare = lambda groups: [(g.task, [t.to_json() for t in g.trajectories]) for g in groups]
+    about, begun, resumed = {"seed": seed, "limits": {"max_steps": 3}}, 0, None
+    while resumed is None:
+        with closing(RolloutLog(path, about, tasks, k)) as log:
+            agent = KilledAgent(rng, int(rng.integers(0, len(tasks) * k + 1)))
+            assert log.interruptions == begun
+            try:
+                result, resumed = evaluate(agent, tasks, **how, log=log)
+            except Killed:
+                pass
+        assert agent.tasks == [t.id for t in tasks[len(log.groups) :]]
+        if resumed is None and rng.random() < 0.5:  # killed in the middle of a line, but for the first
+            first, size = len(path.read_bytes().partition(b"\n")[0]) + 1, path.stat().st_size
+            os.truncate(path, max(first, size - int(rng.integers(200))))
+        begun = 1 + sum("kept" in json.loads(row) for row in path.read_text().split("\n")[1:-1])
     assert bare(resumed) == bare(groups)
     assert {**result.to_json(), "slow_retries": 0} == {**whole.to_json(), "slow_retries": 0}
-    # Retries of a rollout that is done again count again: they took part in what was sampled.
-    assert result.slow_retries >= len(tasks) * k - len(kept) * k
+    assert len(agent.tasks) * k <= result.slow_retries
     log.remove()
     assert not path.exists()
 
 
-def test_rollouts_of_another_evaluation_are_refused(tmp_path):
-    path = tmp_path / "log.jsonl"
-    RolloutLog(path, {"seed": 0, "rollout": {"max_length": 512}})
-    with pytest.raises(
-        ValueError, match=r"its.rollout.max_length is 512 there and 1024 here. Finish that one"
-    ):
-        RolloutLog(path, {"seed": 0, "rollout": {"max_length": 1024}})
-    for text in ('{"seed": 0}\n[]\n', '{"seed": 0}\n{}\n', "nothing\n"):
+@given(SEEDS)
+def test_no_group_of_an_interrupted_evaluation_is_of_two_processes(tmp_path_factory, seed):
+    """Engines may draw anew. What is kept is then of the first tasks, whatever else ended."""
+    rng, path = np.random.default_rng(seed), tmp_path_factory.mktemp("log") / "log.jsonl"
+    tasks, drawn, resumed = [a_task(rng, f"t{i}") for i in range(5)], [], None
+    while resumed is None:
+        with closing(RolloutLog(path, {"seed": 0}, tasks, 3)) as log:
+            agent = KilledAgent(rng, int(rng.integers(0, 16)), anew=len(drawn))
+            try:
+                _, resumed = evaluate(agent, tasks, num_rollouts=3, temperature=1.0, seed=0, log=log)
+            except Killed:
+                pass
+        kept, (rolled,) = bare(log.groups), agent.rolled
+        assert kept == (drawn[-1][: len(kept)] if drawn else [])
+        drawn.append([*kept, *bare(rolled[1])])
+    assert bare(resumed) == drawn[-1]
+
+
+def test_a_task_that_comes_twice_counts_twice():
+    task, other = a_task(np.random.default_rng(0), "t0"), a_task(np.random.default_rng(1), "t1")
+    agent = MadeUpAgent()
+    _, groups = evaluate(agent, [task, task, other], num_rollouts=3, temperature=1.0, seed=0)
+    assert bare(groups) == bare(agent.rolled[0][1]) and bare(groups[:1]) != bare(groups[1:2])
+
+
+def test_rollouts_of_another_evaluation_or_process_are_refused(tmp_path):
+    path, tasks = tmp_path / "log.jsonl", [a_task(np.random.default_rng(0), "t0")]
+    with closing(RolloutLog(path, {"seed": 0, "rollout": {"max_length": 512}}, tasks, 2)):
+        with pytest.raises(ValueError, match="Another process writes .*log.jsonl: wait for its end"):
+            RolloutLog(path, {"seed": 0, "rollout": {"max_length": 512}}, tasks, 2)
+    with pytest.raises(ValueError, match="its.rollout.max_length is 512 there and 1024 here. Finish"):
+        RolloutLog(path, {"seed": 0, "rollout": {"max_length": 1024}}, tasks, 2)
+    with pytest.raises(ValueError, match="leave out those that repeat one"):
+        RolloutLog(path, {}, tasks * 2, 2)
+    for text in ('{"seed": 0}\n[]\n', '{"seed": 0}\n{}\n', "nothing\n", '{"seed": 0}\n{"kept": "t0"}\n'):
         path.write_text(text)
         with pytest.raises(ValueError, match="is damaged .*: delete it to begin anew"):
-            RolloutLog(path, {"seed": 0})
+            RolloutLog(path, {"seed": 0}, tasks, 2)
         assert path.read_text() == text
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    tasks = [a_task(np.random.default_rng(0), "t0")]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(RolloutLog(tmp_path / "log.jsonl", {"seed": 0}, tasks, 40)) as log:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))  # Python ignores SIGXFSZ
+        try:
+            with pytest.raises(ValueError, match=r"log.jsonl cannot be written \(File too large\): make"):
+                evaluate(MadeUpAgent(), tasks, num_rollouts=40, temperature=1.0, seed=0, log=log)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with closing(RolloutLog(tmp_path / "log.jsonl", {"seed": 0}, tasks, 2)) as log:
+        assert [len(group.trajectories) for group in log.groups] == [2]
 
 
 def test_sets_with_help_are_the_same_tasks_and_seeds_and_a_hint_knows_no_reference_calls():
