@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from scipy.stats import binomtest
 
 from tests.support.paths import ROOT
 
@@ -35,15 +36,40 @@ def test_a_row_of_the_page_is_its_run(opening):
     assert truncated == f"{max(m['health']['truncated'] for m in steps):.1%}"
 
 
-@pytest.mark.parametrize(("opening", "name"), [("after the warm start", "warm"), ("after RL", "rl")])
+SINGLE_TURN = {
+    "as downloaded, N = 3": "downloaded_3",
+    "after the warm start": "warm_0",
+    "after RL": "rl_0",
+}
+
+
+@pytest.mark.parametrize(("opening", "name"), SINGLE_TURN.items())
 def test_a_row_of_bfcls_own_tasks_is_its_file(opening, name):
     text = (NOTES / "smollm2.md").read_text().partition("### On the test half")[2]
     (row,) = re.findall(rf"^\| {opening} \|.*$", text, re.M)
     told = [cell.strip() for cell in row.strip("|").split("|")][1:5]
-    found = json.loads((NOTES / "smollm2" / "single_turn" / f"test_{name}_0.json").read_text())
+    found = json.loads((NOTES / "smollm2" / "single_turn" / f"test_{name}.json").read_text())
     assert found["protocol"]["split"] == "test" and found["invalid"] == 0
     *parts, whole = found["scores"]
     assert told[:3] == [f"{round(part['avg']['value'] * part['tasks'])}" for part in parts]
     low, high = (100 * whole["avg"][key] for key in ("low", "high"))
     count = round(found["success"] * found["trials"])
     assert told[3] == f"{count}: {100 * found['success']:.1f}% ({low:.1f} to {high:.1f})"
+
+
+def test_the_differences_on_bfcls_own_tasks_are_those_of_the_files():
+    files = {name: NOTES / "smollm2" / "single_turn" / f"test_{name}.json" for name in SINGLE_TURN.values()}
+    solved = {name: json.loads(path.read_text())["official"]["by_task"] for name, path in files.items()}
+
+    def sign_test(before, after):
+        gained = sum(solved[after][t][0] > solved[before][t][0] for t in solved[after])
+        lost = sum(solved[after][t][0] < solved[before][t][0] for t in solved[after])
+        return gained, lost, binomtest(gained, gained + lost).pvalue
+
+    gained, lost, p = sign_test("downloaded_3", "warm_0")
+    assert (gained, lost, f"{p:.3f}") == (14, 2, "0.004")
+    gained, lost, p = sign_test("warm_0", "rl_0")
+    assert (gained, lost, f"{p:.2f}") == (1, 5, "0.22")
+    text = (NOTES / "smollm2.md").read_text()
+    assert "(12 more, p = 0.004 by an exact sign test of the 16 tasks that differ)" in text
+    assert "RL takes 4 of them back (p = 0.22)" in text
