@@ -2,7 +2,9 @@
 
     python experiments/ask.py --model=models/smollm2-135m-instruct "What is 17 + 25?" "Say hello."
 
-The in-process engine generates. Its programs are compiled before the first question is timed.
+The in-process engine generates. A first token, which is not timed, compiles its programs for conversations of
+the first question's size. The sizes are 256 tokens, 512, 1024 and so on. The first answer that needs another
+size is timed with the compiling.
 """
 
 import asyncio

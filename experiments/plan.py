@@ -1,16 +1,16 @@
 """Prints the memory that an update needs on each device, and whether it fits, before you rent a machine.
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-8
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --pack_length=16384,32768
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --rows=1 --pack_length=16384,32768
     python experiments/plan.py --config=configs/bfcl_qwen2_5_7b.py --topology=v5e-16 --config.mesh.tensor=4
 
-The mesh has all devices of the machine: its axis fsdp takes what the other axes leave. A
+Rows are those of the config (learner.pack_length and rows_per_microbatch) unless --pack_length and --rows
+say otherwise. The mesh has all devices of the machine: its axis fsdp takes what the other axes leave. A
 --config.mesh.fsdp=N is kept, also where devices are left, as for four GPUs of eight.
 
 --compile compiles the program with XLA's compiler for the machine, or says how to install that:
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --compile \\
-        --pack_length=25600
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --compile
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 \\
         --pack_length=16384 --compile --program=decode
 
@@ -35,8 +35,15 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_qwen3_4b.py.", lock_config=True
 )
 _TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "The machine.")
-_LENGTH = flags.DEFINE_list("pack_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
-_ROWS = flags.DEFINE_integer("rows", 1, "Rows of a micro-batch on each device.", lower_bound=1)
+_LENGTH = flags.DEFINE_list(
+    "pack_length", None, "Tokens of a row, separated by commas; by default config.learner.pack_length."
+)
+_ROWS = flags.DEFINE_integer(
+    "rows",
+    None,
+    "Rows of a micro-batch on each device; by default the share of config.learner.rows_per_microbatch.",
+    lower_bound=1,
+)
 _COMPILE = flags.DEFINE_bool(
     "compile", False, "Compile the program for one machine; without its compiler this says how to install it."
 )
@@ -45,17 +52,18 @@ _PROGRAM = flags.DEFINE_enum(
     "update",
     ["update", "decode"],
     "With --compile: the program. decode: a token of the in-process engine with config.engine.sharded; "
-    "--rows is then the number of conversations at once, and --pack_length the tokens of each.",
+    "--rows is then the number of conversations at once (by default config.engine.max_concurrency), and "
+    "--pack_length the tokens of each (by default the most that one may have).",
 )
 _LENGTHS = flags.DEFINE_list(
     "lengths",
     None,
-    "With --compile: mean tokens of a rollout's prompt and of the rest, for the estimate of the time, "
-    "e.g. 2600,700. By default each rollout fills a row.",
+    "With --compile of the update: mean tokens of a rollout's prompt and of the rest, for the estimate of "
+    "the time, e.g. 2600,700. By default each rollout fills a row.",
 )
 flags.register_validator(
     "pack_length",
-    lambda given: given and all(n.isdigit() and int(n) > 0 for n in given),
+    lambda given: given is None or (given and all(n.isdigit() and int(n) > 0 for n in given)),
     "pass numbers of tokens, as in --pack_length=16384,32768.",
 )
 flags.register_validator(
@@ -71,26 +79,38 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     names = list(TOPOLOGIES) if _TOPOLOGY.value == "all" else [_TOPOLOGY.value]
+    config, lengths = _CONFIG.value, [int(text) for text in _LENGTH.value or ()]
+    decodes = _PROGRAM.value == "decode"
     try:
-        configs.check_values(_CONFIG.value)
-        lengths = [int(text) for text in _LENGTH.value]
+        configs.check_values(config)
+        if decodes and not _COMPILE.value:
+            raise ValueError("--program=decode compiles that program: pass --compile too, or leave it out.")
+        if _LENGTHS.value and (decodes or not _COMPILE.value):
+            raise ValueError(
+                f"--lengths={','.join(_LENGTHS.value)} estimates the time of a compiled update: pass "
+                "--compile with --program=update, or leave it out."
+            )
         own = flags.FLAGS[FSDP] if FSDP in flags.FLAGS else None  # registered where it is given
         fsdp = own.value if own is not None and own.present else 0
-        if not _COMPILE.value:
-            from coevolve_jax.planning import plan
+        from coevolve_jax.planning import plan, rollouts
 
-            print(plan.table(_CONFIG.value, names, lengths, _ROWS.value, fsdp))
+        if not _COMPILE.value:
+            print(plan.table(config, names, lengths, _ROWS.value or 0, fsdp))
             return
-        if len(names) * len(lengths) > 1:
+        if len(names) > 1 or len(lengths) > 1:
             raise ValueError("--compile takes one machine and one length: pass --topology and --pack_length.")
         from coevolve_jax.planning.aot import batches, programs, report
 
-        rollouts = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
-        if _PROGRAM.value == "decode":
-            print(report.decoding(_CONFIG.value, names[0], _ROWS.value, lengths[0], fsdp))
+        if decodes:
+            conversations = _ROWS.value or config.engine.max_concurrency
+            tokens = lengths[0] if lengths else rollouts.longest(config)
+            print(report.decoding(config, names[0], conversations, tokens, fsdp))
             return
-        size = programs.Size(_ROWS.value, lengths[0])
-        print(report.compiled(_CONFIG.value, names[0], size, rollouts, fsdp))
+        mesh = plan.make_mesh(TOPOLOGIES[names[0]], config.mesh, fsdp)
+        rows = _ROWS.value or plan.device_rows(config.learner, mesh)
+        size = programs.Size(rows, lengths[0] if lengths else config.learner.pack_length)
+        mean = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
+        print(report.compiled(config, names[0], size, mean, fsdp))
     except ValueError as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:

@@ -26,7 +26,11 @@ _CONFIG = config_flags.DEFINE_config_file(
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face folder with a tokenizer; none: the config's.")
 _BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family; none: the config's.")
 _TASK = flags.DEFINE_string("task", None, "Id of the task, such as multi_turn_base_3.", required=True)
-_SPLIT = flags.DEFINE_string("split", "all", "Split of the benchmark that has the task.")
+_SPLIT = flags.DEFINE_string(
+    "split",
+    None,
+    "Split that has the task; none: all, or the config's eval_split where no split is called so.",
+)
 _PROTOCOL = flags.DEFINE_string(
     "protocol", "", "A named protocol of the benchmark; BFCL: official, steps_30. None: as in training."
 )
@@ -67,11 +71,18 @@ def show() -> None:
         **(config.environment.to_dict() if ours else {}),
         **family.settings(family.categories, _PROTOCOL.value),
     }
-    tasks = {task.id: task for task in family.tasks(_SPLIT.value, settings)}
+    split, found = _tasks(family, settings)
+    tasks = {task.id: task for task in found}
+    if not tasks:
+        remedy = "let its class define get_reward(self) and return the request from reset, or "
+        raise ValueError(
+            f"The environment {name} has no tasks of its own in --split={split}: "
+            f"{remedy * (name == 'tools')}choose another split."
+        )
     if _TASK.value not in tasks:
         ids = list(tasks)
         raise ValueError(
-            f"There is no task {_TASK.value!r} in the split {_SPLIT.value} of {name}: "
+            f"There is no task {_TASK.value!r} in the split {split} of {name}: "
             f"its {len(ids)} ids go from {ids[0]} to {ids[-1]}."
         )
     task, tokenizer = tasks[_TASK.value], load_tokenizer(folder)
@@ -79,10 +90,17 @@ def show() -> None:
     if written:
         chat = chat.writing(written)
     tools = family.tools(task)
-    prompt = chat.prompt(tools, task.turns[0].query, task.system, task.examples)
     control = set(tokenizer.get_added_vocab().values())
     begins = next(i for i in chat.user("") if i in control)  # begins each message
-    user, opening = [i for i, token in enumerate(prompt) if token == begins][-2:]
+
+    def prompt_of(tools) -> tuple[list[int], list[int]]:
+        """Returns the prompt's ids, and the lengths of the system's part, the query, and the opening."""
+        prompt = chat.prompt(tools, task.turns[0].query, task.system, task.examples)
+        user, opening = [i for i, token in enumerate(prompt) if token == begins][-2:]
+        return prompt, [user, opening - user, len(prompt) - opening]
+
+    (prompt, lengths), (_, bare) = prompt_of(tools), prompt_of(())
+    in_query = lengths[1] - bare[1] > lengths[0] - bare[0]  # the template says which part has the tools
     later = [chat.user(turn.query) for turn in task.turns[1:]]
     print(chat.decode(prompt))
     for i, ids in enumerate(later):
@@ -90,14 +108,26 @@ def show() -> None:
     print(f"\n{' tokens ':=^100}")
     with_tools = f" and {len(tools)} tools"
     counts = {
-        "system" + with_tools * (written != "python"): user,
-        "user" + with_tools * (written == "python"): opening - user,
-        "assistant's turn opens": len(prompt) - opening,
+        "system" + with_tools * (not in_query): lengths[0],
+        "user" + with_tools * in_query: lengths[1],
+        "assistant's turn opens": lengths[2],
     }
     counts["the prompt"] = len(prompt)
     counts |= {f"after turn {i + 1}": len(ids) for i, ids in enumerate(later)}
     for part, count in counts.items():
         print(f"{part:>28} {count:>8,}")
+
+
+def _tasks(family, settings: dict) -> tuple[str, list]:
+    """Returns the split that --split names or implies, and its tasks."""
+    if _SPLIT.value:
+        return _SPLIT.value, family.tasks(_SPLIT.value, settings)
+    try:
+        return "all", family.tasks("all", settings)
+    except ValueError:
+        if "eval_split" not in settings:
+            raise
+        return settings["eval_split"], family.tasks(settings["eval_split"], settings)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ def one_batch(config, lab, batch, wanted, all_or_none):
 
     batch: its number, from 0. all_or_none: as in Laboratory.synthesize_unguided.
     """
+    from collections import Counter
+
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.growth import synthesize_for_tools
     from coevolve_jax.synthesis.pipeline import TooFew
@@ -121,8 +123,13 @@ def one_batch(config, lab, batch, wanted, all_or_none):
     how = {"wanted": wanted, "step": batch, "rng": rng_for(config.seed, "synthesize", batch)}
     if _TOOLS.value:
         tools = [_TOOLS.value[(batch * AT_ONCE + n) % len(_TOOLS.value)] for n in range(wanted)]
+        roles = lab.synthesizer.roles
+        before = Counter(roles.costs)
         stats = synthesize_for_tools(lab, tools, "tool", kind="signal", **how)
-        return stats, "" if stats.added else f"No scenario gave a task that calls {', '.join(set(tools))}."
+        if stats.added:
+            return stats, ""
+        away = not stats.proposed and roles.unanswered and roles.unanswered(Counter(roles.costs) - before)
+        return stats, away or f"No scenario gave a task that calls {', '.join(set(tools))}."
     try:
         stats = lab.synthesize_unguided(kind="initial", all_or_none=all_or_none, **how)
     except TooFew as error:

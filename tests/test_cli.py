@@ -113,6 +113,14 @@ FAULTY = {
     "def get_config(arg=''): pass": "returns a value of type NoneType, not a ConfigDict: let it return",
     "def get_config(arg=''): return {'steps': 3}": "returns a value of type dict, not a ConfigDict",
     "steps = 3": "defines no function get_config",
+    "def get_config(arg=''):\n    return {'small': 3}['large']": "mine.py:2: KeyError: 'large'",
+    "from coevolve_jax import config\ndef get_config(arg=''):\n    config.defaults().learnr.epsilon = 1": (
+        "mine.py:3: AttributeError: 'learnr' Did you mean \"learner\""
+    ),
+    "def get_config(arg=''):\n    return int('many')": "mine.py:2: invalid literal for int()",
+    "from coevolve_jax import config\ndef get_config(arg=''):\n    config.parse_arg('a=1', b=2)": (
+        "Config argument 'a' is unknown: use b."
+    ),
 }
 
 
@@ -125,10 +133,25 @@ def test_a_config_file_at_fault_is_named(text, tmp_path, quick):
         done = forked.run(command, quick)
         told = done.stderr.splitlines()[-1]
         assert done.returncode == 1 and told.startswith("Error: "), done.stderr
-        assert f"{file}" in told and FAULTY[text] in told and "Traceback" not in done.stderr
+        assert FAULTY[text] in told and "Traceback" not in done.stderr
+        assert f"{file}" in told or "Config argument" in told
     with pytest.raises(ValueError, match=re.escape(FAULTY[text])):
         config.load_file(file)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_config_file_whose_function_takes_no_argument_is_given_none(tmp_path):
+    inherits = "from coevolve_jax import config\ndef get_config(): return config.load_file('bfcl_tiny')"
+    (file := tmp_path / "mine.py").write_text(inherits)
+    assert config.load_file(file).to_dict() == config.load_file("bfcl_tiny").to_dict()
+    with pytest.raises(
+        ValueError, match="mine.py cannot be called with 'seed=3': let get_config take an arg"
+    ):
+        config.load_file(file, "seed=3")
+    file.write_text(
+        "from ml_collections import ConfigDict\ndef get_config(arg='b'): return ConfigDict({arg: 7})"
+    )
+    assert "b" in config.load_file(file) and "c" in config.load_file(file, "c")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.comparison.arms import PLANNED, arm
-from coevolve_jax.config import idle
+from coevolve_jax.config import idle, keys
 from coevolve_jax.records.files import write_text
 
 
@@ -49,6 +49,9 @@ class Cell(NamedTuple):
 JOINING = ".join-"
 LOCK = "lock_"  # begins the name of a part's lock
 LEFT = (JOINING, LOCK, "plan.json.tmp")  # what a kill or a refusal may leave in a folder without a plan
+# Keys that change no result: how a run is served, and sections that say what it writes down.
+SERVING = (*keys.SERVING, "environment.workers")
+RECORDING = ("logging", "health", "checkpoint")
 
 
 def _text(value: Any) -> str:
@@ -253,8 +256,16 @@ def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[s
 
     Raises ValueError for a bad value, and for an evolving arm whose training set would never grow. Raises it
     too for a key, set or varied, that has no effect in any arm of a setting. That would compare equal runs.
-    An effect in one arm is enough, since the other arms are what it is compared with.
+    An effect in one arm is enough, since the other arms are what it is compared with. A varied key must
+    change more than how a run is served or what it writes down. Signals count as more, though some arms only
+    record them.
     """
+    for key in {key: None for c in cells for key, _ in c.setting}:
+        if key in SERVING or key.partition(".")[0] in RECORDING:
+            raise ValueError(
+                f"config.{key} only serves or records a run, so runs with all its values would be equal: set "
+                "it for all cells with --set."
+            )
     once = {(c.arm, c.setting): c for c in reversed(cells)}  # no check depends on the seed
     without: dict[tuple, list[dict[str, str]]] = {}
     for c in reversed(once.values()):

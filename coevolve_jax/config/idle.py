@@ -334,6 +334,10 @@ VALUES: dict[str, tuple[Callable[[ConfigDict], bool], str]] = {
         lambda c: c.evaluation.every >= c.steps,
         "config.steps are not more, so no evaluation comes on the way",
     ),
+    "checkpoint.every": (
+        lambda c: c.checkpoint.every > c.steps,
+        "config.steps are fewer, so nothing is saved before the end",
+    ),
     "warm_start.success_every": (
         lambda c: 0 < c.warm_start.steps < c.warm_start.success_every,
         "config.warm_start.steps are fewer",

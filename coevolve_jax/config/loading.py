@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
+import inspect
 import os
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,6 @@ from ml_collections import ConfigDict
 from coevolve_jax import shipped
 from coevolve_jax.config import keys, methods
 from coevolve_jax.config.kinds import Key
-
-NO_CONFIG = "get_config of {} returns a value of type {}, not a ConfigDict: let it return the config."
 
 
 def defaults(strategy: str = keys.STRATEGY["name"], explorer: str = keys.EXPLORER["name"]) -> ConfigDict:
@@ -61,41 +63,66 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
         key, _, text = item.partition("=")
         if key not in defaults:
             raise ValueError(f"Config argument {key!r} is unknown: use {', '.join(sorted(defaults))}.")
+        kind = type(defaults[key])
         try:
-            values[key] = type(defaults[key])(text)
-        except ValueError:
-            raise ValueError(
-                f"Config argument {key}={text!r} is not of type {type(defaults[key]).__name__}."
-            ) from None
+            values[key] = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        except (KeyError, ValueError):
+            raise ValueError(f"Config argument {key}={text!r} is not of type {kind.__name__}.") from None
     return values
 
 
 def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
     """The config of a config file, as --config=PATH:ARG gives it. path: also the name of a shipped one.
 
-    Raises ValueError, which names the file, where it is no Python, lacks a package, or gives no config.
-    Other errors of its own code stay as they are.
+    Raises ValueError, with the file and for errors of its own code the line, where it gives no config.
     """
     path = shipped.config_file(path)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ValueError(f"{path} is no Python file: name one that defines get_config.")
-    loaded = importlib.util.module_from_spec(spec)
+    loader = importlib.machinery.SourceFileLoader(f"config_{path.stem}", str(path.absolute()))
+    spec = importlib.util.spec_from_file_location(loader.name, loader.path, loader=loader)
+    if spec is None or not path.is_file():
+        near = shipped.like(path.stem)
+        meant = f"did you mean {near}" if near else "give one of configs/, or your own"
+        raise ValueError(f"{path} is no Python file: {meant}.")
+    loaded = sys.modules[loader.name] = importlib.util.module_from_spec(spec)  # where dataclasses look
     try:
-        spec.loader.exec_module(loaded)
-        if not hasattr(loaded, "get_config"):
+        loader.exec_module(loaded)
+        get_config = getattr(loaded, "get_config", None)
+        if not callable(get_config):
             raise ValueError(f"{path} defines no function get_config: name a file that does.")
-        found = loaded.get_config(arg)
+        inputs = () if not arg and _takes(get_config) else (arg,)
+        if not _takes(get_config, *inputs):
+            raise ValueError(
+                f"get_config of {path} cannot be called with {arg!r}: let get_config take an argument."
+            )
+        found = get_config(*inputs)
     except (SyntaxError, ImportError) as error:
         raise ValueError(f"{path} cannot be loaded ({error}): mend it, or name another file.") from None
-    return checked(path, found)
-
-
-def checked(path: str | os.PathLike, found: Any) -> ConfigDict:
-    """Returns what a config file's get_config gave. Raises ValueError, with the file, if it is no config."""
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        raised_in = Path(frames[-1].filename).resolve()
+        if isinstance(error, ValueError) and raised_in.is_relative_to(shipped.PACKAGE):
+            raise  # a sentence of ours
+        lines = [f":{frame.lineno}" for frame in frames if frame.filename == loader.path]
+        inner = next(iter(error.args), None)  # ml_collections wraps its KeyErrors
+        why = " ".join(str(inner.args[0] if isinstance(inner, KeyError) else error).split())
+        if not isinstance(error, ValueError):
+            why = f"{type(error).__name__}: {why}: mend it, or name another file."
+        raise ValueError(f"{path}{''.join(lines[-1:])}: {why}") from error
     if not isinstance(found, ConfigDict):
-        raise ValueError(NO_CONFIG.format(path, type(found).__name__))
+        raise ValueError(
+            f"get_config of {path} returns a value of type {type(found).__name__}, not a ConfigDict: let it "
+            "return the config."
+        )
     return found
+
+
+def _takes(function: Callable, *inputs: str) -> bool:
+    """Says whether a function can be called with these inputs."""
+    try:
+        inspect.signature(function).bind(*inputs)
+    except TypeError:
+        return False
+    return True
 
 
 def inherit(file: str, name: str, arg: str) -> ConfigDict:

@@ -11,8 +11,17 @@ MAX_AVOIDED = 8
 
 
 def signature(call: Call) -> str:
-    """One canonical line per call: equal calls give equal text, whatever the order of the arguments."""
-    return f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
+    """One canonical line per call: equal calls give equal text, whatever the order of the arguments.
+
+    5.0 is written as 5, since environments compare by ==.
+    """
+    arguments = json.loads(json.dumps(dict(call.arguments), ensure_ascii=False), parse_float=_number)
+    return f"{call.name}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def context_id(evidence: Evidence) -> str:

@@ -72,7 +72,7 @@ def choose(url: str, wanted: str, models: Mapping[str, str] | None, section: str
             raise ValueError(
                 f"config.{section}.model is {ANY!r}, and the server at config.{section}.base_url = "
                 f"{server!r} serves {len(models)} models: set config.{section}.model to one of "
-                f"{', '.join(sorted(models))}."
+                f"{', '.join(map(repr, sorted(models)))}."
             )
         (wanted,) = models
     root = (models or {}).get(wanted, "")
@@ -111,17 +111,18 @@ def from_cache(
         return Served(model, key)
     where = f"config.{section}.offline is True, and config.{section}.cache = {path!r} holds answers"
     if not found:
-        others = ", ".join(sorted({model for _, _, model in rows})) or "none that this version wrote"
+        others = ", ".join(map(repr, sorted({model for _, _, model in rows})))
+        others = others or "none that this version wrote"
         raise ValueError(
             f"{where} of no model called {wanted!r} ({others}): name another file or model, or turn offline "
             "off."
         )
     raise ValueError(
         f"{where} of {len(found)} models or servers "
-        f"({', '.join(sorted(model for _, _, model in found))}): set "
+        f"({', '.join(map(repr, sorted(model for _, _, model in found)))}): set "
         f"config.{section}.model and config.{section}.base_url to those of the run."
     )
 
 
 def _described(served: Served) -> str:
-    return repr(served.model) + (f" ({served.root})" if served.root not in ("", served.model) else "")
+    return repr(served.model) + (f" ({served.root!r})" if served.root not in ("", served.model) else "")

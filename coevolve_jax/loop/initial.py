@@ -259,8 +259,8 @@ def _check_batch(config: ConfigDict, source: str, good: int, stats: SynthesisSta
 def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
     """Reads the tasks.jsonl that config.KEY names. Held-out queries in it are left out: they have no answers.
 
-    Raises ValueError for no such file, one without tasks, a line that is no task, or a task of another
-    environment.
+    Raises ValueError for no such file, one without tasks, a line that is no task, a task without turns, or a
+    task of another environment.
     """
     if not os.path.isfile(path):
         raise ValueError(f"config.{key} is {path!r}, which is no file: name a run's tasks.jsonl.")
@@ -273,6 +273,8 @@ def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
                 f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and "
                 f"config.environment.name is {config.environment.name!r}: give tasks that were made in it."
             )
+        if not task.turns:
+            raise ValueError(f"Task {task.id} of {path} has no turns: give it some, or remove its line.")
     return found
 
 

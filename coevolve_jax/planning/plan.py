@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,11 @@ from coevolve_jax import shipped
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.models import expert_all_to_all, hf_io
+from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import ModelConfig
-from coevolve_jax.models.paged import PAGE
+from coevolve_jax.planning import rollouts, sizes
 from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
-from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, part_pages
+from coevolve_jax.rollout.native.store import least_tokens, part_pages
 
 # Share of a device's memory; the rest goes to the runtime, collectives and fragmentation. JAX takes 0.75 of a
 # GPU's unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The documented commands set it to this share.
@@ -111,14 +111,15 @@ def load_model(name: str) -> ModelConfig:
     raise ValueError(f"config.model is {name!r}: neither a folder with a config.json nor one of {known}.")
 
 
-def make_mesh(topology: Topology, sizes: Mapping[str, int], fsdp: int = 0) -> AbstractMesh:
+def make_mesh(topology: Topology, given: Mapping[str, int], fsdp: int = 0) -> AbstractMesh:
     """The config's mesh on the topology's devices.
 
-    fsdp: that axis; 0: what the other axes leave of the devices. A given one may leave devices unused.
+    given: that section of the config. fsdp: that axis; 0: what the other axes leave of the devices. A given
+    one may leave devices unused.
 
     Raises ValueError where there are too few devices, or the other axes do not divide them.
     """
-    others = {axis: sizes.get(axis, 1) for axis in sharding.AXES if axis != "fsdp"}
+    others = {axis: given.get(axis, 1) for axis in sharding.AXES if axis != "fsdp"}
     parts = math.prod(others.values())
     if parts * fsdp > topology.devices or (not fsdp and topology.devices % parts):
         axes = others | ({"fsdp": fsdp} if fsdp else {})
@@ -161,27 +162,27 @@ def plan(
         gradients.append(params)
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     tokens = rows * length // sharding.context_parts(mesh)
-    activations, work = _activations(model, learner, mesh, tokens)
-    weights, cache = _in_process(run, model, mesh) if run and run.engine.name == "native" else (0, 0)
-    needs, moments = configs.needs(run) if run else frozenset(), shard_bytes(mesh, opt_state)
+    activations, work = sizes.activations(model, learner, mesh, tokens)
+    weights, cache = rollouts.in_process(run, model, mesh) if run and run.engine.name == "native" else (0, 0)
+    needs, moments = configs.needs(run) if run else frozenset(), sizes.shard_bytes(mesh, opt_state)
     copies = int("branch" in needs)
     return Plan(
-        parameters=shard_bytes(mesh, params),
-        reference=shard_bytes(mesh, reference),
+        parameters=sizes.shard_bytes(mesh, params),
+        reference=sizes.shard_bytes(mesh, reference),
         optimizer=0 if on_host else moments,
-        gradients=shard_bytes(mesh, gradients),
+        gradients=sizes.shard_bytes(mesh, gradients),
         activations=activations,
         layer=work
-        + _gathered(params["layers"], learner, mesh)
-        + _whole_rows(model, learner, mesh, rows * length),
-        logprobs=_logprobs(model, learner, mesh, tokens),
+        + sizes.gathered(params["layers"], learner, mesh)
+        + sizes.whole_rows(model, learner, mesh, rows * length),
+        logprobs=sizes.logprobs(model, learner, mesh, tokens),
         host=(1 + copies) * moments if on_host else 0,
-        in_flight=_in_flight(mesh, params, learner) if on_host else 0,
+        in_flight=sizes.in_flight(mesh, params, learner) if on_host else 0,
         engine=weights,
         cache=cache,
         ahead=bool(cache and run and run.rollout.max_staleness),
-        branch=copies * (shard_bytes(mesh, params) + (0 if on_host else moments)),
-        influence=shard_bytes(mesh, gradients[:1]) if "influence" in needs else 0,
+        branch=copies * (sizes.shard_bytes(mesh, params) + (0 if on_host else moments)),
+        influence=sizes.shard_bytes(mesh, gradients[:1]) if "influence" in needs else 0,
     )
 
 
@@ -197,39 +198,52 @@ def check_fits(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int | 
     if memory is not None and not config.learner.lora_rank:
         _check_memory(config, model, mesh, memory)
     if config.engine.name == "native" and (tokens := config.engine.cache_tokens):
-        part_pages(tokens, _longest(config), _engine_parts(config, mesh))
+        part_pages(tokens, rollouts.longest(config), rollouts.engine_parts(config, mesh))
 
 
 def check_context(config: ConfigDict, model: ModelConfig) -> None:
     """Raises ValueError where conversations may be longer than what the model reads."""
-    section, most = _longest_section(config), model.max_position_embeddings
-    if _longest(config) > most:
+    section, most = rollouts.longest_section(config), model.max_position_embeddings
+    if rollouts.longest(config) > most:
         scaled = ", or raise that number if its rope is scaled for more" if model.rope_scaling else ""
         raise ValueError(
-            f"config.{section}.max_length is {_longest(config)}, and {config.model} reads {most} tokens "
-            f"(max_position_embeddings in its config.json): lower it{scaled}."
+            f"config.{section}.max_length is {rollouts.longest(config)}, and {config.model} reads {most} "
+            f"tokens (max_position_embeddings in its config.json): lower it{scaled}."
         )
+
+
+def device_rows(learner: ConfigDict, mesh: Any) -> int:
+    """Rows of a micro-batch on each device, or on each group of devices that split them."""
+    return -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
 
 
 def _check_memory(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int) -> None:
     """Checks the memory for `check_fits`, of a run that can be planned."""
     learner = config.learner
-    rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
-    size: Any = {"rows": rows, "length": learner.pack_length, "run": config}
-    planned, there = plan(model, learner, mesh, **size), f"and {memory / GB:.1f} GB are there"
+    size: Any = {"rows": device_rows(learner, mesh), "length": learner.pack_length}
+    planned, there = plan(model, learner, mesh, **size, run=config), f"and {memory / GB:.1f} GB are there"
     if asked := planned.branch + planned.influence:
         there = f"{asked / GB:.1f} of them for strategy {config.strategy.name}, {there}"
     if planned.update > memory:
         raise ValueError(
             f"The update needs about {planned.update / GB:.1f} GB of each device, {there}: "
-            f"{smallest_change(model, learner, mesh, memory, **size)}."
+            f"{smallest_change(model, learner, mesh, memory, **size, run=config)}."
         )
     if planned.total > memory:
+        change = _cache_change(config, model, mesh, memory, **size)
         raise ValueError(
             f"Rollouts{' beside the update' * planned.ahead} need about {planned.total / GB:.1f} GB of each "
-            f"device, {planned.cache / GB:.1f} of them for at most {_cached_tokens(config, 1):,} cached "
-            f"tokens, {there}: {_smaller_cache(config, model, mesh, memory)}."
+            f"device, {planned.cache / GB:.1f} of them for at most {rollouts.cached_tokens(config, 1):,} "
+            f"cached tokens, {there}: {_told(change) if change else _no_cache(config)}."
         )
+
+
+class _Change(NamedTuple):
+    """Settings by key, without "config.", and the plan that they lead to on so many devices."""
+
+    settings: dict[str, Any]
+    plan: Plan
+    devices: int
 
 
 def smallest_change(
@@ -243,9 +257,9 @@ def smallest_change(
     scale: float = 1.0,
     run: ConfigDict | None = None,
 ) -> str:
-    """Names settings with which the update takes at most `memory` bytes per device, as the end of a sentence.
+    """Names settings with which a device needs at most `memory` bytes, as the end of a sentence.
 
-    It tries these in order, and names the first that is enough:
+    It tries these in order, and names the first with which the update fits:
 
       1. Layers computed again (remat).
       2. Fewer rows per micro-batch.
@@ -254,9 +268,10 @@ def smallest_change(
       5. The same with moments in the host's memory.
       6. The same without that, on more devices.
 
-    Changes of the numbers, such as bfloat16 moments, are not tried.
+    With `run`, settings of the in-process engine follow where its rollouts would not fit then, or its pages
+    would hold no conversation. Changes of the numbers, such as bfloat16 moments, are not tried.
 
-    scale: a compiler's figure divided by the plan's, which corrects plans. run: as for `plan`.
+    scale: a compiler's figure of the update divided by the plan's, which corrects plans. run: as for `plan`.
     """
     axes, remat, offload = dict(mesh.shape), bool(learner.remat), learner.optimizer_offload
     # Each change: remat, offload of moments, rows, factors for all devices and for those of a row.
@@ -269,226 +284,132 @@ def smallest_change(
     changes += [(True, offload, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:
         fsdp, left = divmod(times * axes["fsdp"], parts)
-        sizes = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
-        if left or (parts > 1 and any(n % (2 * sizes["context"]) for n in lengths)):
+        new = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
+        if left or (parts > 1 and any(n % (2 * new["context"]) for n in lengths)):
             continue
         changed = learner.copy_and_resolve_references()
         changed.remat, changed.optimizer_offload = again, moments
         try:
-            larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+            larger: Any = AbstractMesh(tuple(new.values()), tuple(new))
             planned = plan(model, changed, larger, rows=fewer, length=length, run=run)
         except ValueError:  # so many devices do not divide a parameter
             break
-        if scale * planned.update <= memory:
-            told = ["config.learner.remat=True"] * (again != remat)
-            if fewer != rows or times > 1 or parts > 1:
-                told.append(f"config.learner.rows_per_microbatch={fewer * sharding.row_parts(larger)}")
-            if parts > 1:
-                told.append(f"config.mesh.context={sizes['context']}")
-            if times > 1 or parts > 1:
-                told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
-            takes = f"{scale * planned.update / GB:.1f} GB by plan"
-            if moments != offload:
-                told.append("config.learner.optimizer_offload=True")
-                takes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
-            return f"set {' and '.join(told)} ({takes})"
+        if scale * planned.update > memory:
+            continue
+        told: dict[str, Any] = {"learner.remat": True} if again != remat else {}
+        if fewer != rows or times > 1 or parts > 1:
+            told["learner.rows_per_microbatch"] = fewer * sharding.row_parts(larger)
+        if parts > 1:
+            told["mesh.context"] = new["context"]
+        if times > 1 or parts > 1:
+            told["mesh.fsdp"] = fsdp
+        if moments != offload:
+            told["learner.optimizer_offload"] = True
+        if not (run and run.engine.name == "native"):
+            return _told(_Change(told, planned, larger.size), scale)
+        if planned.rollouts <= memory and not rollouts.too_few(run, larger):
+            return _told(_Change(told, planned, larger.size), scale)
+        changed = _changed(run, told)
+        more = _cache_change(changed, model, larger, memory, rows=fewer, length=length)
+        return _told(more._replace(settings=told | more.settings), scale) if more else _no_cache(run)
     return "no number of such devices holds a row of this length: use devices with more memory"
 
 
-def _in_process(run: ConfigDict, model: ModelConfig, mesh: Any) -> tuple[int, int]:
-    """Bytes of a device that the in-process engine takes: (weights, cache).
+def _cache_change(
+    run: ConfigDict, model: ModelConfig, mesh: Any, memory: float, *, rows: int, length: int
+) -> _Change | None:
+    """The change with which rollouts fit beside what is kept, and pages hold a conversation.
 
-    The cache counts when it is full, or while it grows to that.
+    The cache keeps its tokens where it can. Else it gets a power of two of them in pages, or the fewest that
+    it may have. It is on one device, all, or more of them. None where none of that is enough.
+
+    rows, length: as for `plan`, on this mesh.
     """
-    engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
-    own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
-    sharded = engine.sharded and mesh.size > 1
-    parts = _engine_parts(run, mesh)
-    whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
-    weights = shard_bytes(mesh, params) if sharded else whole
-    gathered = mesh.size > 1 and not sharded
-    cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
-    if not engine.cache_tokens:  # while rows get more columns, the old cache is still there
-        cache += cache * sum(ladder(COLUMNS, _longest(run), 2)[-2:-1]) // _longest(run)
-    return weights if own or gathered else 0, cache
-
-
-def _token_bytes(run: ConfigDict, model: ModelConfig, mesh: Any) -> int:
-    """Bytes of a device for a cached token: keys and values of its heads, and experts for replay."""
-    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.sharded else 1)
-    keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
-    experts = 2 * len(model.sparse_layers) * model.num_experts_per_tok
-    return keys + experts * bool(run.learner.replay_routing)
-
-
-def _longest(run: ConfigDict) -> int:
-    """The most tokens that a conversation may have."""
-    return run[_longest_section(run)].max_length
-
-
-def _longest_section(run: ConfigDict) -> str:
-    """The section whose max_length that is. The explorer's counts where it asks the policy."""
-    sections = ("rollout", "evaluation", *(["explorer"] if configs.asks_policy(run) else []))
-    return max(sections, key=lambda section: run[section].max_length)
-
-
-def _cached_tokens(run: ConfigDict, parts: int) -> int:
-    """The most tokens that the cache has, in so many parts: pages, or rows of the longest conversation."""
-    if tokens := run.engine.cache_tokens:
-        return tokens // PAGE // parts * PAGE * parts
-    return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
-
-
-def _engine_parts(run: ConfigDict, mesh: Any) -> int:
-    """The number of parts of the devices that the in-process engine's cache is divided over."""
-    return sharding.token_parts(mesh) if run.engine.sharded else 1
-
-
-def _smaller_cache(run: ConfigDict, model: ModelConfig, mesh: Any, memory: int) -> str:
-    """Names settings with which the cache fits beside what is kept, as the end of a sentence.
-
-    They set a power of two of tokens in pages, and the devices: one, all, or more of them.
-    """
-    axes = dict(mesh.shape)
+    axes, all_rows = dict(mesh.shape), rows * sharding.row_parts(mesh)
     own, before = run.engine.sharded, run.engine.cache_tokens
     spreads = model.num_key_value_heads % mesh.shape["tensor"] == 0
     wants = [(True, 1)] * (spreads and (mesh.size > 1 or own))
     wants += [(False, 1)] * (not own)
     wants += [(True, 2**n) for n in range(1, 9)] * spreads
     for sharded, times in wants:
-        changed = run.copy_and_resolve_references()
-        with changed.unlocked():  # the config may be older than these options
-            changed.engine.update(sharded=sharded, cache_tokens=before)
-        larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
-        parts = sharding.token_parts(larger) if sharded else 1
-        rows = -(-run.learner.rows_per_microbatch // sharding.row_parts(larger))
-        size: Any = {"rows": rows, "length": run.learner.pack_length, "run": changed}
+        changed = _changed(run, {"engine.sharded": sharded, "engine.cache_tokens": before})
+        fsdp = times * axes["fsdp"]
+        larger: Any = AbstractMesh(tuple((axes | {"fsdp": fsdp}).values()), tuple(axes))
+        held = sharding.row_parts(larger)
+        size: Any = {"rows": -(-all_rows // held), "length": length, "run": changed}
         try:
             without = plan(model, run.learner, larger, **size)
         except ValueError:  # so many devices do not divide a parameter
             break
-        room = memory - without.rollouts + without.cache
-        tokens = room // _token_bytes(changed, model, larger) * parts
-        changed.engine.cache_tokens = min(1 << max(tokens, 1).bit_length() - 1, _cached_tokens(run, 1))
-        if changed.engine.cache_tokens // parts // PAGE * PAGE >= _longest(run):
-            tokens = changed.engine.cache_tokens
-            told = [f"config.engine.cache_tokens={tokens}"] * (tokens != before)
-            told += ["config.engine.sharded=True"] * (sharded != own)
-            told += [f"config.mesh.fsdp={larger.shape['fsdp']} ({larger.size} devices)"] * (times > 1)
-            total = plan(model, run.learner, larger, **size).rollouts
-            return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
+        parts = rollouts.engine_parts(changed, larger)
+        room = (memory - without.rollouts + without.cache) // rollouts.token_bytes(changed, model, larger)
+        room, least = int(room) * parts, least_tokens(rollouts.longest(run), parts)
+        power = 1 << max(room, 1).bit_length() - 1
+        choices = (before, min(power, max(rollouts.cached_tokens(run, 1), least)), least)
+        tokens = next((n for n in choices if least <= n <= room), None)
+        if tokens is None:
+            continue
+        told: dict[str, Any] = {"engine.cache_tokens": tokens} if tokens != before else {}
+        if sharded != own:
+            told["engine.sharded"] = True
+        if times > 1:
+            if run.learner.rows_per_microbatch % held:
+                told["learner.rows_per_microbatch"] = size["rows"] * held
+            told["mesh.fsdp"] = fsdp
+        changed.engine.cache_tokens = tokens
+        return _Change(told, plan(model, run.learner, larger, **size), larger.size)
+    return None
+
+
+def _changed(run: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
+    changed = run.copy_and_resolve_references()
+    with changed.unlocked():  # the config may be older than an option
+        changed.update_from_flattened_dict(settings)
+    return changed
+
+
+def _told(change: _Change, scale: float = 1.0) -> str:
+    """A change as the end of a sentence."""
+    devices = {"mesh.fsdp": f" ({change.devices} devices)"}
+    told = [f"config.{key}={value}{devices.get(key, '')}" for key, value in change.settings.items()]
+    takes = f"{max(scale * change.plan.update, change.plan.rollouts) / GB:.1f} GB by plan"
+    if "learner.optimizer_offload" in change.settings:
+        takes += f", and {change.plan.host / GB:.1f} GB of the host's memory for each device"
+    return f"set {' and '.join(told)} ({takes})"
+
+
+def _no_cache(run: ConfigDict) -> str:
     return (
-        f"no number of such devices holds a conversation of config.{_longest_section(run)}.max_length="
-        f"{_longest(run):,} tokens beside what the learner keeps: use devices with more memory"
+        "no number of such devices holds a conversation of "
+        f"config.{rollouts.longest_section(run)}.max_length={rollouts.longest(run):,} tokens beside what the "
+        "learner keeps: use devices with more memory"
     )
-
-
-def shard_bytes(mesh: Any, tree: Any) -> int:
-    """Bytes that each device holds of a tree of parameters or of optimiser state."""
-    shardings = sharding.param_shardings(mesh, tree)
-    size = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
-    return sum(jax.tree.leaves(jax.tree.map(size, tree, shardings)))
-
-
-def _in_flight(mesh: Any, params: Any, learner: ConfigDict) -> int:
-    """Bytes of two moments, old and new, of one layer or of all that is in no layer."""
-    size = lambda tree: shard_bytes(
-        mesh, jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.dtype(learner.moment_dtype)), tree)
-    )
-    layers = jax.tree.leaves(params["layers"])[0].shape[0]
-    others = {name: leaf for name, leaf in params.items() if name != "layers"}
-    return 2 * 2 * max(size(others), size({"layers": params["layers"]}) // layers)
-
-
-def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
-    """Bytes of gathered layers in the compute type.
-
-    They are the layer at work, the next one on its way, and the gradient before it is scattered.
-    """
-    tensor, expert = mesh.shape["tensor"], mesh.shape["expert"]
-    # Experts stay on their devices.
-    whole = lambda p: math.prod(p.shape[1:]) // (tensor * (expert if p.ndim == 4 else 1))
-    layer = sum(whole(p) for p in jax.tree.leaves(layers))
-    copies = 3 if math.prod(mesh.shape[axis] for axis in sharding.MATRICES) > 1 else 1
-    return copies * layer * jnp.dtype(learner.dtype).itemsize
-
-
-def _whole_rows(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
-    """Bytes of gathered keys and values, and their gradients, of rows that are split over devices."""
-    if sharding.context_parts(mesh) == 1:
-        return 0
-    width = c.num_key_value_heads * c.head_dim // mesh.shape["tensor"]
-    return 4 * width * tokens * jnp.dtype(learner.dtype).itemsize
-
-
-def _activations(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:
-    """Bytes that all layers keep from the forward to the backward pass, and bytes that one layer's takes."""
-    tensor = mesh.shape["tensor"]
-    stream = c.hidden_size
-    heads = c.num_attention_heads * c.head_dim // tensor
-    kv_heads = c.num_key_value_heads * c.head_dim // tensor
-    size, exchanged = tokens * jnp.dtype(learner.dtype).itemsize, 0
-    if c.sparse_layers:  # a copy of every token per expert that it goes to, before and after
-        chosen = c.num_experts_per_tok
-        hidden, copies = chosen * c.moe_intermediate_size // tensor, 2 * chosen * stream
-        if mesh.shape["expert"] > 1:  # only the rounds of the exchange hold these, one round at a time
-            exchanged = _exchanged(c, learner, mesh, tokens * chosen)
-            hidden, copies = 0, 0
-    else:
-        hidden, copies = c.intermediate_size // tensor, 0
-    # Layer input, both norms' outputs and the stream between; queries, keys and values before and after the
-    # rotation, and the heads' output; gate, up and their product.
-    kept = 4 * stream + 3 * heads + 3 * kv_heads + 3 * hidden + copies
-    # The gradients of the MLP's three hidden arrays and of the stream, which norms take in float32.
-    work = 3 * hidden + copies + 4 * stream
-    if learner.remat:  # only a layer's input is kept; the backward pass computes the rest again
-        return size * c.num_hidden_layers * stream, size * (kept + work) + exchanged
-    return size * c.num_hidden_layers * kept, size * work + exchanged
-
-
-def _exchanged(c: ModelConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int:
-    """Bytes of one round of an exchange in the backward pass.
-
-    In the compute type: tokens and gradients, sent and received, and an expert's three hidden arrays with
-    their gradients. In float32: the sums over tokens and over a device's experts.
-    """
-    devices, tensor = mesh.shape["expert"], mesh.shape["tensor"]
-    hidden = c.moe_intermediate_size // tensor
-    one_round = expert_all_to_all.room(pairs, devices) * (2 * 3 * hidden + 4 * c.hidden_size)
-    experts = c.num_experts // devices * 3 * c.hidden_size * hidden
-    sums = pairs // c.num_experts_per_tok * c.hidden_size + experts
-    return one_round * jnp.dtype(learner.dtype).itemsize + 4 * sums
-
-
-def _logprobs(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
-    """Bytes of the log-probabilities.
-
-    These are logits, logits below their peak and their exponentials, in float32; the unembedding and its
-    gradient.
-    """
-    tensor, shards = mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
-    chunk = min(-(-learner.logprob_chunk // shards), tokens)
-    table = c.vocab_size * c.hidden_size // tensor
-    gathered = jnp.dtype(learner.dtype).itemsize + 4
-    return 3 * chunk * (c.vocab_size // tensor) * 4 + table * gathered
 
 
 def table(
-    config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int, fsdp: int = 0
+    config: ConfigDict,
+    topologies: Sequence[str],
+    lengths: Sequence[int] = (),
+    rows: int = 0,
+    fsdp: int = 0,
 ) -> str:
     """A Markdown table in GB (10**9 bytes) per device, with a line per topology and row length.
 
-    fsdp: as in `make_mesh`. Notes below it name what GPUs need, pages that are too few, and the moments in
-    the host's memory.
+    lengths: tokens of a row; none: the config's. rows: as for `plan`; 0: the config's on each mesh. fsdp: as
+    in `make_mesh`. Notes below the table name what GPUs need, pages that are too few, and the moments in the
+    host's memory. Of several topologies they also name those that the config cannot be planned on, and why.
+
+    Raises ValueError where the config can be planned on none.
     """
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
     names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
     names += ["engine", "cache"] * (config.engine.name == "native")
     names += [need for need in ("branch", "influence") if need in configs.needs(config)]
+    per = f"{rows} row(s) per device" if rows else f"{learner.rows_per_microbatch} row(s) per micro-batch"
     lines = [
-        f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, "
-        f"{rows} row(s) per device, GB per device",
+        f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, {per}, "
+        "GB per device",
         "",
         "| topology | mesh | tokens per row | " + " | ".join(names) + " | total | of | fits |",
         "|---|---|" + "---:|" * (len(names) + 3) + "---|",
@@ -499,24 +420,35 @@ def table(
             f"A plan fits where its total is at most {USABLE:.0%} of the memory: on GPUs start the run with "
             f"XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}, for JAX takes 75% by itself."
         )
+    refused: list[str] = []
     for name in topologies:
         topology = TOPOLOGIES[name]
-        mesh = make_mesh(topology, config.mesh, fsdp)
+        try:
+            mesh = make_mesh(topology, config.mesh, fsdp)
+            held = rows or device_rows(learner, mesh)
+            plans = {
+                length: plan(model, learner, mesh, rows=held, length=length, run=config)
+                for length in lengths or (learner.pack_length,)
+            }
+        except ValueError as error:
+            refused.append(f"{name} cannot be planned: {error}")
+            if len(refused) == len(topologies):
+                raise ValueError(refused[0] if len(refused) > 1 else str(error)) from None
+            continue
         axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
-        for length in lengths:
-            p = plan(model, learner, mesh, rows=rows, length=length, run=config)
-            cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
-            pages = p.cache and config.engine.cache_tokens
-            least = least_tokens(_longest(config), _engine_parts(config, mesh)) if pages else 0
-            fits = "yes" if p.fits(topology) and least <= _cached_tokens(config, 1) else "no"
-            row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
-            lines.append(f"| {' | '.join(row)} |")
-        if least > _cached_tokens(config, 1):
+        least = rollouts.too_few(config, mesh)
+        for length, p in plans.items():
+            cells = [f"{x / GB:.1f}" for x in (*(getattr(p, part) for part in names), p.total)]
+            tokens = f"{held} x {length:,}" if held > 1 else f"{length:,}"
+            fits = "yes" if p.fits(topology) and not least else "no"
+            lines.append(f"| {' | '.join([name, axes, tokens, *cells, f'{topology.memory // GB}', fits])} |")
+        if least:
             notes.append(
                 f"{name}: the engine wants config.engine.cache_tokens={least} or more, so that each part "
                 "holds a conversation."
             )
+        p = next(iter(plans.values()))
         if p.host:
             each = min(topology.devices // topology.hosts, mesh.size)
             notes.append(f"{name}: the moments take {each * p.host / GB:.1f} GB of the memory of each host.")
-    return "\n".join([*lines, *(line for note in notes for line in ("", note))])
+    return "\n".join([*lines, *(line for note in notes + refused for line in ("", note))])

@@ -143,6 +143,11 @@ class Chat:
                 f"The chat template of {self._name} rewrites earlier messages, such as leaves out thoughts: "
                 "here they stay as they were sampled, thoughts included.",
             )
+        if self._tells_the_date():
+            self.notes += (
+                f"The chat template of {self._name} prints the date: here it is always {_DATE}, so that "
+                "prompts stay the same every day.",
+            )
         self._forms: dict[str, _Form] = {}
         opening = self._continuation("user", 1).texts[-1]
         self._thinks = "<think>" in opening.rpartition("</think>")[2]  # each message begins as a thought
@@ -187,6 +192,15 @@ class Chat:
     def _shows_tools(self) -> bool:
         """Says whether the template renders tools at all."""
         return self._render(_BEFORE[:1], _TOOLS) != self._render(_BEFORE[:1])
+
+    def _tells_the_date(self) -> bool:
+        """Says whether the template, left to itself, prints another date than ours, or cannot do without."""
+        conversation: Any = {"conversation": list(_BEFORE), "tools": _TOOLS, "tokenize": False}
+        try:
+            own = self._tokenizer.apply_chat_template(**conversation)
+        except TemplateError:
+            return True
+        return own != self._render(_BEFORE, _TOOLS, open_turn=False)
 
     def _render(self, messages: Sequence[Mapping], tools=None, open_turn: bool = True) -> str:
         try:

@@ -33,7 +33,7 @@ from coevolve_jax.strategies.base import (
     evolves,
 )
 from coevolve_jax.strategies.groups import majority, solve_rate
-from coevolve_jax.strategies.growth import adopt_first, propose
+from coevolve_jax.strategies.growth import adopt_first, full, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -111,6 +111,8 @@ class Agent0(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, wanted, data = rng_for(c.seed, "evolve", step), c.evolution.tasks, c.data
         sizes = range(data.min_calls, data.max_calls + 1), range(1, data.max_turns + 1)
         policy = KnobPolicy(factors(lab.scenarios, *sizes), self._knobs)

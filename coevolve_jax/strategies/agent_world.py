@@ -36,6 +36,7 @@ from coevolve_jax.strategies.growth import (
     actions_on_offer,
     adopt_first,
     draft,
+    full,
     offering,
     set_apart,
     unseen,
@@ -80,6 +81,8 @@ class AgentWorld(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, (scenarios, apart) = rng_for(c.seed, "evolve", step), set_apart(c, lab)
         probe = lambda pool, k: lab.probe(list(pool), k, step) if len(pool) else []
         made = lab.synthesize_unguided(

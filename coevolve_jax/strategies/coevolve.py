@@ -37,13 +37,15 @@ DEFAULTS = {
 class CoEvolve(Static):
     """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
 
-    Its state, besides that of `Static`: the evidence gathered since the last evolution.
+    Its state, besides that of `Static`: the evidence gathered since the last evolution, and the ids of tasks
+    of which all valid rollouts at their latest visit since then succeeded.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         super().__init__(config, state)
         self._kinds = signals.kinds(config.strategy.signals)
         self._evidence = evidence_from_json(state["evidence"]) if state else []
+        self._solved: set[str] = set(state.get("solved", ())) if state else set()
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         c = self._config.signals
@@ -55,6 +57,9 @@ class CoEvolve(Static):
             used = signals.shuffle(used, groups, rng_for(self._config.seed, "placebo", step))
         if still_evolves(self._config, step):  # later evidence would never be reflected on
             self._evidence += join_evidence(used, groups)
+            visited = [g for g in groups if g.valid]
+            self._solved -= {g.task.id for g in visited}
+            self._solved |= {g.task.id for g in visited if all(t.outcome.success for t in g.valid)}
         # Count the signals found, but log those used: for the placebo signals.jsonl holds the shuffled ones.
         return StepReport(signals.count_by_kind(found), [s.to_json() for s in used])
 
@@ -63,8 +68,9 @@ class CoEvolve(Static):
         if not evolves(c, step):
             return None
         evidence, self._evidence = self._evidence, []
+        solved, self._solved = self._solved, set()
         if c.strategy.unsolved:
-            evidence = [e for e in evidence if lab.tasks.records[e.task.id].last_score != 1.0]
+            evidence = [e for e in evidence if e.task.id not in solved]
         rng = rng_for(c.seed, "evolve", step)
         if not lab.tasks.remaining_capacity:
             evidence = []  # no model is asked to reflect in vain
@@ -75,7 +81,8 @@ class CoEvolve(Static):
         )
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "evidence": evidence_to_json(self._evidence)}
+        evidence = evidence_to_json(self._evidence)
+        return {**super().to_json(), "evidence": evidence, "solved": sorted(self._solved)}
 
 
 make = CoEvolve

@@ -24,7 +24,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, propose
+from coevolve_jax.strategies.growth import adopt_first, full, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -75,6 +75,8 @@ class DrZero(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, wanted = rng_for(c.seed, "evolve", step), c.evolution.tasks
         policy = KnobPolicy(factors(lab.scenarios, turns=range(1, c.data.max_turns + 1)), self._knobs)
         shares = np.array(own.hop_shares) / sum(own.hop_shares)

@@ -29,7 +29,7 @@ from coevolve_jax.strategies import blame
 from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.batches import by_variance, collect_batch
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, synthesize_for_tools
+from coevolve_jax.strategies.growth import adopt_first, full, synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import Counts, allocate, beta, skill, skills_of, unsettled, variance_of
@@ -103,6 +103,8 @@ class Frontier(Static):
         how = dict(key=own.level, step=step, rng=rng)
         if not own.probe:
             return synthesize_for_skills(lab, skills, "frontier", kind="signal", **how)
+        if refused := full(c, lab):
+            return refused
         drafts = lab.tasks.fresh()
         made = synthesize_for_skills(lab, skills, "frontier", kind="draft", into=drafts, **how)
         groups = lab.probe(list(drafts), own.probe, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -175,6 +176,16 @@ def unseen(tasks: TaskPool, made: Sequence[Task]) -> list[Task]:
     """Returns the new tasks that are no duplicates of a pool's."""
     refusals = tasks.fork().add(made)
     return [task for task, refusal in zip(made, refusals, strict=True) if refusal != "duplicate"]
+
+
+def full(config: ConfigDict, lab: Lab) -> SynthesisStats | None:
+    """Returns what becomes of an evolution where D_t takes no more tasks: all are refused, as "pool_full".
+
+    None where D_t has room. A method that makes drafts asks before it spends anything on them.
+    """
+    if lab.tasks.remaining_capacity:
+        return None
+    return SynthesisStats(refused=Counter(pool_full=config.evolution.tasks))
 
 
 def draft(

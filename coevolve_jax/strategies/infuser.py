@@ -27,7 +27,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, goal_set, propose, set_apart, unseen
+from coevolve_jax.strategies.growth import adopt_first, full, goal_set, propose, set_apart, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -74,6 +74,8 @@ class Infuser(Static):
         c, own, data = self._config, self._config.strategy, self._config.data
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, total = rng_for(c.seed, "evolve", step), SynthesisStats()
         if not self._goal:
             self._goal, total = goal_set(c, lab, own.goal, step)

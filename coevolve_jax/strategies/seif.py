@@ -32,7 +32,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, propose
+from coevolve_jax.strategies.growth import adopt_first, full, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -78,6 +78,8 @@ class Seif(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, wanted, data = rng_for(c.seed, "evolve", step), c.evolution.tasks, c.data
         sizes = range(data.min_calls, data.max_calls + 1), range(1, data.max_turns + 1)
         demands = {"demand": DEMANDS} if own.demands and c.explorer.name != "scripted" else {}

@@ -24,7 +24,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, propose, unseen
+from coevolve_jax.strategies.growth import adopt_first, full, propose, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -69,6 +69,8 @@ class Soar(Static):
         c, own, data = self._config, self._config.strategy, self._config.data
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, total = rng_for(c.seed, "evolve", step), SynthesisStats()
         if not self._hard:
             total = self._find_hard(lab, step)

@@ -29,7 +29,7 @@ from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
 from coevolve_jax.strategies.blame import attempts
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, draft, goal_set, set_apart, unseen
+from coevolve_jax.strategies.growth import adopt_first, draft, full, goal_set, set_apart, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Call, Context, Group, Step, Task
@@ -61,8 +61,7 @@ class Socratic(Static):
         check_least(config, {"drafts": 1, "probe": 2, "goal": 1, "goal_probe": 2})
         check_shares(config, "memory")
         super().__init__(config, state, needs_calls=True)
-        saved = state["skills"] if state else {}
-        self._skills: dict[str, dict] = {key: dict(own) for key, own in saved.items()}
+        self._skills = {k: dict(own) for k, own in (state["skills"] if state else {}).items()}
         self._goal = [Task.from_json(task) for task in state["goal"]] if state else []
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
@@ -84,6 +83,8 @@ class Socratic(Static):
         c, own = self._config, self._config.strategy
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, wanted, total = rng_for(c.seed, "evolve", step), c.evolution.tasks, SynthesisStats()
         asked = self._worded(self._contexts(math.ceil(own.drafts * wanted), step, lab, rng), lab)
         drafts, made = draft(lab, [context for _, context in asked], step=step, rng=rng)
@@ -150,8 +151,7 @@ class Socratic(Static):
 
     def to_json(self) -> dict:
         skills = {key: dict(own) for key, own in self._skills.items()}  # `observe` changes its own ones
-        goal = [task.to_json() for task in self._goal]
-        return {**super().to_json(), "skills": skills, "goal": goal}
+        return {**super().to_json(), "skills": skills, "goal": [task.to_json() for task in self._goal]}
 
 
 make = Socratic

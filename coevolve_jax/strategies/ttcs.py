@@ -28,7 +28,7 @@ from coevolve_jax.envs.base import features
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_band, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import majority
-from coevolve_jax.strategies.growth import adopt_first, draft
+from coevolve_jax.strategies.growth import adopt_first, draft, full
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -103,8 +103,8 @@ class TTCS(Static):
         if not (own.variants and evolves(c, step)):
             return None
         known = [acted(task, done) for task in lab.tasks if (done := self._done.get(task.id))]
-        if not known:
-            return SynthesisStats()
+        if (refused := full(c, lab)) or not known:
+            return refused or SynthesisStats()
         rng, wanted = rng_for(c.seed, "evolve", step), c.evolution.tasks
         policy = KnobPolicy({"operator": OPERATORS}, self._knobs)
         drawn = policy.sample(math.ceil(own.drafts * wanted), rng)

@@ -32,7 +32,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, draft
+from coevolve_jax.strategies.growth import adopt_first, draft, full
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.variants import OPERATORS, possible, variant
@@ -103,6 +103,8 @@ class WebRL(Static):
         if not evolves(c, step):
             return None
         rng, first = rng_for(c.seed, "evolve", step), dict(self._first)  # steps beside it visit more tasks
+        if refused := full(c, lab):
+            return refused
         rows = lab.tasks.rows
         failed = [task for task, p in zip(lab.tasks, rows["last_score"], strict=True) if p < SUCCESS]
         contexts = [

@@ -51,7 +51,9 @@ from coevolve_jax.types import (
 
 
 def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> None:
-    """Drives a strategy through made-up steps, beside a twin that is restored from JSON before each step.
+    """Drives a strategy through made-up steps, beside two twins.
+
+    One twin is restored from JSON before each step. The other one's invalid rollouts show something else.
 
     Args:
       name: like config.strategy.name.
@@ -70,17 +72,17 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     config.steps = count + config.evolution.freeze_last_steps
     read: set[str] = set()
     config = noting(config, read)
-    strategy, twin = make(config), make(config)
+    strategy, twin, other = make(config), make(config), make(config)
     helps, needs = help_of(strategy) is not None, configs.needs(config)
     assert helps == ("help" in needs), (
         f"{name}: it has {'a' if helps else 'no'} method help, and NEEDS of its module has {sorted(needs)}: "
         "have both or neither."
     )
-    pools = _pool(config), _pool(config)
+    pools = _pool(config), _pool(config), _pool(config)
     for step in range(count):
         state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
         twin = make(config, state)
-        seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools, strict=True)]
+        seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools)]
         assert seen[0] == seen[1], (
             f"{name}: step {step} differs after a restart (to_json leaves something out, or something random "
             "is not drawn from seeding.rng_for)."
@@ -88,6 +90,12 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
         assert _as_json(strategy.to_json(), name) == _as_json(twin.to_json(), name), (
             f"{name}: after step {step} the state of a restarted strategy differs from that of one "
             "that went on."
+        )
+        elsewhere = _step(name, config, other, pools[2], step, altered=True)
+        same = seen[0] == elsewhere and _as_json(strategy.to_json(), name) == _as_json(other.to_json(), name)
+        assert same, (
+            f"{name}: step {step} differs where invalid rollouts show something else; leave those out "
+            "(Group.valid)."
         )
     told = configs.reads(config)
     unsaid = sorted((read & set(SHARED)) - (told or set(SHARED)))
@@ -107,9 +115,11 @@ def noting(config: ConfigDict, read: set[str]) -> ConfigDict:
     return ConfigDict({**config.to_dict(), **made})
 
 
-def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, step: int) -> Any:
-    """Runs one step with its checks. Returns all its results, for comparison."""
-    roll = MadeUpRoll(config, step)
+def _step(
+    name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, step: int, altered: bool = False
+) -> Any:
+    """Runs one step with its checks. Returns all its results, for comparison. altered: as in MadeUpRoll."""
+    roll = MadeUpRoll(config, step, altered=altered)
     groups = strategy.collect(step, tasks, roll)
     roll.closed = True
     assert groups and all(isinstance(g, Group) for g in groups), (
@@ -139,7 +149,7 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     )
     rows = _as_json(list(found.rows), f"{name}: StepReport.rows of step {step}")
 
-    ids, states, lab = list(known), [], MadeUpLab(config, tasks)
+    ids, states, lab = list(known), [], MadeUpLab(config, tasks, altered=altered)
     noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
     grown = strategy.evolve(step, cast(Lab, noticed))
     keeps = lab.probed or "ask" in configs.needs(config)
@@ -155,7 +165,7 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
         f"{name}: D_t grew by {added} tasks at step {step} and evolve says {grown.added if grown else 0}."
     )
     assert set(ids) <= {t.id for t in tasks}, f"{name}: evolve took tasks out of D_t at step {step}."
-    helped = _helped(name, strategy, list(tasks)[:4], trajectories_of(groups)[0].steps)
+    helped = _helped(name, strategy, list(tasks)[:4], roll.first_steps)
     learned = [[None if x is None else np.asarray(x).tolist() for x in _streams(s)] for s in samples]
     new = [t.to_json() for t in list(tasks)[len(ids) :]]
     return numbers, roll.hints, helped, learned, dict(found.counts), rows, new
@@ -210,7 +220,8 @@ def _as_json(value: Any, what: str) -> Any:
 class MadeUpRoll:
     """A strategies.base.Roll of made-up rollouts: longer tasks fail more often, one in twenty is invalid.
 
-    closed: whether `collect` has returned.
+    closed: whether `collect` has returned. altered: whether invalid rollouts show something else.
+    first_steps: of the first rollout, before that.
     """
 
     config: ConfigDict
@@ -218,6 +229,8 @@ class MadeUpRoll:
     made: list[Group] = dataclasses.field(default_factory=list)
     hints: list = dataclasses.field(default_factory=list)
     closed: bool = False
+    altered: bool = False
+    first_steps: tuple[Step, ...] = ()
 
     def __call__(
         self,
@@ -234,16 +247,29 @@ class MadeUpRoll:
         groups = [
             Group(task, tuple(made_up_rollout(rng, task, m, self.step) for m in range(k))) for task in tasks
         ]
+        steps = groups[0].trajectories[0].steps if groups and k else ()
+        self.first_steps = self.first_steps or steps
         if hints:
-            steps = groups[0].trajectories[0].steps
             groups = [
                 Group(g.task, tuple(_hinted(t, hints(g.task, t.rollout_index)) for t in g.trajectories))
                 for g in groups
             ]
             given = [hints(g.task, t.rollout_index) for g in groups for t in g.trajectories]
             self.hints += [_text(hint, steps) for hint in given]
+        if self.altered:
+            groups = [Group(g.task, tuple(map(_altered, g.trajectories))) for g in groups]
         self.made += groups
         return groups
+
+
+def _altered(trajectory: Trajectory) -> Trajectory:
+    """Returns a valid rollout as it is, and an invalid one with other calls, another end and reward 1."""
+    if trajectory.outcome.valid:
+        return trajectory
+    steps = tuple(Step(0, "tool_7", Call("tool_7", {"x": -2}), '{"error": "lost"}', True) for _ in range(3))
+    return dataclasses.replace(
+        trajectory, steps=steps, outcome=Outcome(1.0, True, valid=False), ending=f"{trajectory.task_id}: lost"
+    )
 
 
 def _hinted(trajectory: Trajectory, hint: Hint | None) -> Trajectory:
@@ -292,7 +318,7 @@ class MadeUpLab:
     """A strategies.base.Lab of made-up tasks.
 
     probed: whether it was asked for rollouts. numbers: how many tasks it made, by kind and step.
-    own_patterns: as in the Lab.
+    own_patterns: as in the Lab. altered: as in MadeUpRoll.
     """
 
     config: ConfigDict
@@ -301,6 +327,7 @@ class MadeUpLab:
     probed: bool = False
     numbers: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)
     own_patterns: bool = False
+    altered: bool = False
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))
@@ -342,7 +369,7 @@ class MadeUpLab:
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
-        return MadeUpRoll(self.config, step)(tasks, k, role="probe")
+        return MadeUpRoll(self.config, step, altered=self.altered)(tasks, k, role="probe")
 
     def influence(
         self, goal: Sequence[Group], groups: Sequence[Group], *, preconditioned: bool = True
@@ -357,7 +384,8 @@ class MadeUpLab:
         self.probed = True
         number = self.numbers["branch", step]
         self.numbers["branch", step] += 1
-        roll = MadeUpRoll(self.config, step, made=[Group(task, ()) for task in goal] * number)
+        made = [Group(task, ()) for task in goal] * number
+        roll = MadeUpRoll(self.config, step, made, altered=self.altered)
         before, after = (roll(goal, 1, role="branch") for _ in range(2))
         return Branch(before, after)
 

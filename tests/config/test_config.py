@@ -290,6 +290,7 @@ def test_a_setting_without_effect_is_told_and_one_with_effect_is_not(key, value,
     "key, value, changes, acting",
     [
         ("evaluation.every", 60, {}, {"steps": 61}),
+        ("checkpoint.every", 61, {}, {"steps": 61}),
         ("warm_start.success_every", 6, {"warm_start.steps": 5, "warm_start.eval_tasks": 2},
             {"warm_start.steps": 6, "warm_start.eval_tasks": 2}),
         ("warm_start.patience", 3, {"warm_start.steps": 30}, {"warm_start.steps": 31}),
@@ -453,6 +454,10 @@ def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
             "coevolve.evolution.every=60 cannot run: config.steps is 60"),
         (["static"], ["steps=5"], {}, ""),  # no arm has the config's own strategy
         (["static", "random"], ["steps=5"], {}, "random.steps=5 cannot run: config.steps is 5"),
+        *((["static"], [f"{key}={values}"], {}, f"config.{key} only serves or records a run.* --set")
+            for key, values in (("logging.trajectories", "0,4"), ("checkpoint.every", "1,4"),
+                ("health.patience", "1,2"), ("environment.workers", "1,4"), ("engine.attempts", "1,2"))),
+        (["static"], [], {"logging.trajectories": 4}, ""),  # one value for all cells
         (["static", "oracle"], [], {}, "oracle cannot run: .*config.testbed.weak_tools names no tools"),
     ],
 )  # fmt: skip
@@ -674,6 +679,14 @@ def test_a_run_with_a_name_that_no_key_has_is_refused(tmp_path):
             ValueError, match="config.json is of another version. The config has no key 'data.lea"
         ):
             look(tmp_path)
+
+
+def test_a_config_argument_is_true_or_false_as_it_says():
+    for text, value in (("True", True), ("true", True), ("False", False), ("FALSE", False)):
+        assert configs.parse_arg(f"fast={text}", fast=not value).fast is value
+    for text in ("0", "no", ""):
+        with pytest.raises(ValueError, match=f"Config argument fast='{text}' is not of type bool"):
+            configs.parse_arg(f"fast={text}", fast=True)
 
 
 @pytest.mark.parametrize("old, new", keys.RENAMED.items(), ids=keys.RENAMED)

@@ -233,6 +233,25 @@ def test_halves_are_fixed_and_share_no_function():
     assert names[0].isdisjoint(names[1]) and queries[0].isdisjoint(queries[1])
 
 
+def test_what_the_halves_share_is_what_the_page_says():
+    """A task belongs to a half by the set of functions that its answer calls, so sets may overlap."""
+    page = (ROOT / "docs" / "environments" / "bfcl.md").read_text()
+    development, test = tasks("development", *SINGLE), tasks("test", *SINGLE)
+    known = {call.name for task in development for call in task.calls}
+    for label, names in (("not live", NOT_LIVE), ("`live_...`", SINGLE[4:])):
+        cells = [label]
+        for own in (tasks("test", name) for name in names):
+            shared = sum(not known.isdisjoint(call.name for call in task.calls) for task in own)
+            cells.append(f"{shared} of {len(own)}")
+        assert f"\n| {' | '.join(cells)} |\n" in page
+    requests = {task.turns[0].query for task in development} & {task.turns[0].query for task in test}
+    assert len(requests) == 7 and "Seven requests, all of `live_` tasks" in page
+    assert requests.isdisjoint(task.turns[0].query for name in NOT_LIVE for task in single_turn.load(name))
+    categories = [{task.turns[0].query for task in single_turn.load(name)} for name in SINGLE]
+    twice = {query for own in categories for query in own if sum(query in c for c in categories) > 1}
+    assert len(twice) == 100 and len(twice & requests) == 1 and "100 requests that stand in two" in page
+
+
 def test_simple_is_short_for_simple_python():
     simple = tasks("development", "simple")
     assert simple == tasks("development", "simple_python") == tasks("development", "simple", "simple_python")
@@ -294,6 +313,25 @@ def test_worked_examples_are_right_and_of_the_development_half():
     broken = [t.turns[0] for t in single_turn.load("live_simple", "development") if t.id in WITHOUT_ANSWER]
     shown = [turn for t in tasks("test", "live_simple", few_shot=44) for turn in t.examples]
     assert broken and not any(turn in shown for turn in broken)
+
+
+@pytest.mark.parametrize("category", SINGLE)
+def test_no_worked_example_shows_a_task_its_own_answer(category):
+    for seed in range(3):
+        for task in tasks("all", category, few_shot=3, seed=seed):
+            called, drawn = {call.name for call in task.calls}, task.examples
+            assert called.isdisjoint(call.name for turn in drawn for call in turn.calls), task.id
+            assert len({turn.query for turn in (*drawn, task.turns[0])}) == 4, task.id
+
+
+def test_no_worked_example_has_the_request_of_its_task():
+    """Two development tasks ask the same and call different functions; each is shown nearly all others."""
+    asked = "What is the sum of 133 and 34?"
+    pair = [task for task in single_turn.load("live_simple") if task.turns[0].query == asked]
+    assert len({*map(bfcl.alike, pair)}) == 2
+    for task in pair:
+        shown = single_turn.with_examples(task, 43, seed=0).examples
+        assert asked not in {turn.query for turn in shown}
 
 
 @pytest.mark.parametrize("category", ["multiple", "parallel_multiple", "live_multiple"])

@@ -498,6 +498,32 @@ def test_splits_are_fixed_stratified_and_disjoint():
         benchmark.split("dev")
 
 
+@pytest.mark.parametrize("category", benchmark.CATEGORIES)
+def test_what_stands_on_both_sides_of_the_splits(category):
+    """The page's section on splits names these counts and tasks."""
+    begun = lambda scenario: {start for start in benchmark.starts(scenario) if json.loads(start)[1]}
+    all_begun = {s: [begun(t) for t in benchmark.scenarios(s, category=category)] for s in benchmark.SPLITS}
+    train = set().union(*all_begun["train"])
+    shared = {side: sum(not own.isdisjoint(train) for own in found) for side, found in all_begun.items()}
+    assert (shared["test"], shared["development"], len(all_begun["test"])) == (12, 2, 50)
+    known, pairs = benchmark.load(category), []
+    wholes = [(t.scenario["toolsets"], t.scenario["initial_state"]) for t in known]
+    for parts in (wholes, [task.calls for task in known]):
+        same = [(i, j) for i in range(200) for j in range(i + 1, 200) if parts[i] == parts[j]]
+        pairs.append([pair for pair in same if len(benchmark.split("train") & {*pair}) == 1])
+    assert pairs == [[(100, 104)], [(107, 136), (120, 124)]]
+    assert {100, 107, 124} <= benchmark.split("train") and 120 in benchmark.split("development")
+    assert {104, 136} <= benchmark.split("test")
+
+
+def test_held_out_scenarios_begin_as_no_training_scenario():
+    """The page's section on splits names the counts."""
+    train = set().union(*map(benchmark.starts, benchmark.scenarios("train")))
+    for side, count in (("development", 41), ("test", 27)):
+        found = bfcl.scenarios(side, apart_from="train")
+        assert len(found) == count and all(train.isdisjoint(benchmark.starts(s)) for s in found)
+
+
 def test_scenarios_are_bare_and_restricted():
     scenarios = benchmark.scenarios("train", ["TwitterAPI", "MathAPI"])
     assert 0 < len(scenarios) < 100

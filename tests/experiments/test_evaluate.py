@@ -1,4 +1,4 @@
-"""experiments/evaluate.py, synthesize.py and ask.py as a user starts them: refusals, questions and prints."""
+"""evaluate.py, synthesize.py, ask.py and show_prompt.py as a user starts them: refusals and prints."""
 
 import json
 import re
@@ -134,6 +134,23 @@ def test_a_class_without_a_reward_has_no_tasks_of_its_own_to_play(quick, tmp_pat
     done = start("evaluate", quick, f"--workdir={run}", "--benchmark=tools", "--split=test")
     why = "tools has no tasks of its own in --split=test: let its class define get_reward(self) and return"
     refused(done, f"Error: The environment {why}")
+
+
+def test_a_prompt_is_shown_of_the_split_that_a_family_has(quick, tmp_path):
+    (file := tmp_path / "guess.py").write_text(REWARDED)
+    flags = (f"--config=configs/tools.py:source={file}:Guess", "--model=models/tiny_qwen3")
+    unknown = start("show_prompt", quick, *flags, "--task=none")
+    refused(unknown, "There is no task 'none' in the split development of tools: its")
+    (task,) = re.findall(r"ids go from (\S+)", unknown.stderr)
+    for given in ((), ("--split=development",)):
+        done = start("show_prompt", quick, *flags, f"--task={task}", *given)
+        assert done.returncode == 0 and "Guess a number from 0 to 49. Hint:" in done.stdout, done.stderr
+        assert "system and 1 tools" in done.stdout
+    file.write_text(REWARDED.replace("get_reward", "_get_reward"))
+    for split in ("all", "train"):
+        why = f"tools has no tasks of its own in --split={split}: let its class define get_reward(self)"
+        refused(start("show_prompt", quick, *flags, "--task=none", f"--split={split}"), why)
+    refused(start("show_prompt", quick, *flags, "--task=none"), "no tasks of its own in --split=all")
 
 
 @pytest.mark.parametrize("flag, timeout", [((), 60), (("--call_timeout=7",), 7)])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,6 +167,22 @@ def test_equal_calls_have_one_line(arguments, luck):
     luck.shuffle(items)
     assert signature(Call("é", dict(items))) == signature(Call("é", arguments))
     assert signature(Call("é", {})) == "é({})"
+
+
+@pytest.mark.parametrize("value, other", [(5, 5.0), ([{"x": 0.0}], [{"x": 0}]), (10**16, 1e16)])
+def test_an_integral_float_is_the_same_argument_as_the_integer(value, other):
+    """Environments compare by ==, as equal calls do."""
+    assert Call("f", {"n": value}) == Call("f", {"n": other})
+    assert signature(Call("f", {"n": value})) == signature(Call("f", {"n": other}))
+    good = trajectory(0, 1.0, ("f", {"n": value}, None), ("g", {}, None))
+    bad = trajectory(1, 0.0, ("f", {"n": other}, None), ("h", {}, None))
+    assert divergence([good], [bad]) == (1, Call("g", {}), Call("h", {}))
+
+
+def test_other_arguments_are_told_as_they_are():
+    arguments = {"b": 5.25, "a": ["5.0", True, None, "\u00e9", 1e-07], "c": float("inf")}
+    told = 'f({"a": ["5.0", true, null, "\u00e9", 1e-07], "b": 5.25, "c": Infinity})'
+    assert signature(Call("f", arguments)) == told
 
 
 def test_no_two_pieces_of_evidence_of_a_run_have_one_name():

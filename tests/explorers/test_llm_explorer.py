@@ -87,7 +87,11 @@ def test_half_a_surrogate_does_not_keep_a_question_from_being_asked(server):
         ({"a": "x", "b": ""}, "b", "b"),
         ({"a": "x"}, "alias-of-a", "alias-of-a"),
         (None, "a", "a"),
-        ({"a": "x", "b": "y"}, "default", "serves 2 models: set config.explorer.model to one of a, b."),
+        (
+            {"a\x1b[2J": "x", "b": "y"},
+            "default",
+            r"serves 2 models: set config.explorer.model to one of 'a\\x1b\[2J', 'b'.",
+        ),
         (None, "default", "does not list what it serves .*: name the model in config.explorer.model."),
         ({}, "default", "does not list what it serves"),
     ],
@@ -586,6 +590,12 @@ def test_tasks_without_training_are_given_up_after_a_round_in_which_nobody_answe
     assert len(rows(tmp_path, "llm_calls.jsonl")) == 8
     assert done.stdout.startswith("\n0 tasks of 0 proposals, 0 steps in the environment\n")
     assert re.search(r"^ +8  llm_faults/server_error$", done.stdout, re.MULTILINE)
+    server.seen.clear()
+    (tmp_path / "tools").mkdir()
+    done = forked.run([*synthesize(server, tmp_path / "tools", attempts=1), "--tools=pwd"], quick)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("Error: No question to config.explorer.base_url = ")
+    assert f"{len(server.seen)} times server_error" in last
 
 
 @pytest.mark.nightly

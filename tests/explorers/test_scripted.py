@@ -633,6 +633,12 @@ def test_goals_turn_to_the_focus_and_hold_what_they_must():
         for w in goals(triplets, must=("h",), focus=("g",), limits=Limits(9, 8, 8))
     )
     assert goals(triplets, must=("z",)) == []
+    twice, must = walk(*"aabbcd"), ("b", "c", "d")
+    for limits in (Limits(3, 2, 3), Limits(3, 3, 4)):  # all must be there, and nothing of it is replaced
+        found = [w for seed in range(200) for w in goals(twice, (), must, limits, seed)]
+        assert found and all({4, 5} <= set(w) and {2, 3} & set(w) for w in found)
+        assert all(limits.min_calls <= len(w) <= limits.max_calls for w in found)
+    assert goals(triplets, must=("a", "b", "c"), limits=Limits(9, 2, 2)) == []
 
 
 def test_a_step_that_failed_was_made_before_or_is_too_long_to_say_is_no_part_of_a_goal():

@@ -201,14 +201,18 @@ def test_a_run_that_goes_on_finds_its_own_answers_at_another_address_or_without_
 
 @pytest.mark.parametrize(
     "serves, told",
-    [({"weak": "w"}, "'weak' .w."), ({"scripted-1": "w"}, "'scripted-1' .w."), (None, "'scripted-1'")],
+    [
+        ({"weak": "w"}, "'weak' .'w'."),
+        ({"scripted-1": "w\a"}, r"'scripted-1' .'w\\x07'."),
+        (None, "'scripted-1'"),
+    ],
 )
 def test_a_run_does_not_go_on_with_another_model(server, serves, told):
     """Nor with a model at another address that shares its name alone, as far as can be seen."""
     recorded = Client(settings_of(server)).served._asdict()
     with OpenAIServer(serves=serves) as other:
         sentence = (
-            f"began with the answers of 'scripted-1' .the/scripted-one. at {server.url}, "
+            f"began with the answers of 'scripted-1' .'the/scripted-one'. at {server.url}, "
             f".*{other.url}' now serves {told}"
         )
         name = next(iter(serves or recorded["model"].split()))
@@ -230,14 +234,16 @@ def test_offline_the_cache_says_whose_answers_are_meant(server, tmp_path):
     server.serves, server.wrap = {"scripted-2": ""}, says("two")
     assert who(Client(settings_of(server, cache=cache)))
     with pytest.raises(
-        ValueError, match="of 2 models or servers .scripted-1, scripted-2.: set config.explorer.model"
+        ValueError, match="of 2 models or servers .'scripted-1', 'scripted-2'.: set config.explorer.model"
     ):
         who(offline(**elsewhere))
     assert who(offline(**elsewhere, model="scripted-1")) == "one"
+    with pytest.raises(ValueError, match="of no model called 'x' .'scripted-1', 'scripted-2'.: name another"):
+        who(offline(**elsewhere, model="x"))
     with OpenAIServer(serves={"scripted-2": ""}) as third:
         third.wrap = says("three")
         assert who(Client(settings_of(third, cache=cache))) == "three"
-    with pytest.raises(ValueError, match="of 2 models or servers .scripted-2, scripted-2."):
+    with pytest.raises(ValueError, match="of 2 models or servers .'scripted-2', 'scripted-2'."):
         who(offline(**elsewhere, model="scripted-2"))
     assert who(offline(model="scripted-2")) == "two"  # the model at its address
 

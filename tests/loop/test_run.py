@@ -149,6 +149,15 @@ def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(who
     assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
 
 
+def test_a_given_task_without_turns_is_refused_by_its_own_id_before_anything_is_made(tmp_path):
+    bare = {"id": "mine", "environment": "bfcl", "scenario": {}, "turns": []}
+    (path := tmp_path / "given.jsonl").write_text(json.dumps(bare))
+    config = settings("static", **{"data.initial_file": str(path)})
+    with pytest.raises(ValueError, match=r"Task mine of .*given\.jsonl has no turns: give it some"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_tasks_that_a_person_wrote_need_no_more_than_what_they_ask(whole, tmp_path):
     made, path = list(TaskPool.read(whole / "tasks.jsonl")), tmp_path / "mine.jsonl"
     needed = lambda row: {key: row[key] for key in ("id", "environment", "scenario", "turns")}

@@ -345,9 +345,9 @@ def test_a_config_that_cannot_be_read_is_one_sentence(program, quick, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     script = ROOT / "experiments" / f"{program}.py"
     for flags, why in (
-        (["--config=configs/none.py"], "configs/none.py cannot be loaded .*No such file"),
+        (["--config=configs/none.py"], "configs/none.py is no Python file: "),
         (["--config=README.md"], "README.md cannot be loaded"),
-        ([f"--config={tmp_path}/notes.txt"], "notes.txt cannot be loaded .*'hello' is not defined"),
+        ([f"--config={tmp_path}/notes.txt"], "notes.txt:1: NameError: name 'hello' is not defined"),
         (["--config=configs/bfcl_tiny.py", "--config.nope=1"], "no key 'nope'"),
     ):
         others = {"main": ["--workdir=runs/none"], "show_prompt": ["--task=none"]}.get(program, [])

@@ -8,8 +8,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
-from coevolve_jax.config import load_file
+from coevolve_jax.config import check, load_file, override
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.learner import Learner
@@ -20,6 +21,7 @@ from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.models.paged import PAGE, init_pages
 from coevolve_jax.models.rope_scaling import Yarn
 from coevolve_jax.planning import plan
+from coevolve_jax.planning.sizes import shard_bytes
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
@@ -175,7 +177,7 @@ def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, 
     bfloat16 = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), hf_io.abstract_params(model)
     )
-    whole = plan.shard_bytes(mesh if config.engine.sharded else fsdp(1), bfloat16)
+    whole = shard_bytes(mesh if config.engine.sharded else fsdp(1), bfloat16)
     assert p.engine == whole
     without = plan.plan(model, learner, mesh, rows=1, length=25600)
     assert p.update == without.total + p.engine
@@ -283,7 +285,8 @@ def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(config
     config.rollout.max_length = 120_000  # 17.7 GB, on one device
     two = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048)
     room = two.update + 5 * plan.GB
-    with pytest.raises(ValueError, match=r"cache_tokens=524288 and config.mesh.fsdp=4 \(4 devices\) \("):
+    told = r"cache_tokens=524288 and .*rows_per_microbatch=4 and config.mesh.fsdp=4 \(4 devices\) \("
+    with pytest.raises(ValueError, match=told):
         plan.check_fits(config, model, fsdp(2), room)
     config.rollout.max_length = 10**7
     with pytest.raises(ValueError, match="no number of such devices holds .*max_length=10,000,000 tokens"):
@@ -333,7 +336,7 @@ def test_what_fits_one_device_is_told_and_that_two_hold_more(configs, sharded):
         check()
     config.rollout.max_length = 2**20
     more = "" if sharded else "config.engine.sharded=True and "
-    with pytest.raises(ValueError, match=rf"set {more}config.mesh.fsdp=2 \(2 devices\)"):
+    with pytest.raises(ValueError, match=rf"set {more}config.learner.*=2 and config.mesh.fsdp=2 \(2 d"):
         check()
 
 
@@ -371,6 +374,75 @@ def test_pages_that_the_engine_would_refuse_are_refused_before_weights_are_read(
         plan.check_fits(config, model, mesh, memory)
     config.engine.name = "sglang"
     plan.check_fits(config, model, mesh, memory)
+
+
+TOLD = re.compile(r"config\.([\w.]+)=(\w+)")
+
+
+def applied(config, told):
+    """The config with the settings that the end of a refusal tells."""
+    values = {key: {"True": True}.get(value) or int(value) for key, value in TOLD.findall(told)}
+    return override(config, values)
+
+
+SMALLER = {"engine.sharded": True, "engine.cache_tokens": 2**18}
+
+
+@pytest.mark.parametrize(
+    "name, memory, changes",
+    [
+        # The update wants more devices, and each part of the pages must still hold a conversation.
+        ("bfcl_qwen2_5_7b", 24, {"mesh.context": 2, "learner.rows_per_microbatch": 1, **SMALLER}),
+        ("bfcl_qwen2_5_7b", 24, {"mesh.fsdp": 2, "rollout.max_staleness": 1, **SMALLER}),
+        # Pages that are too few already.
+        ("bfcl_qwen2_5_7b", 24, {"mesh.fsdp": 8, "mesh.context": 2, "learner.remat": False, **SMALLER}),
+        # The update fits after a change, and rollouts then need one too.
+        ("bfcl_qwen3_4b", 40, {"mesh.fsdp": 4, "learner.rows_per_microbatch": 16}),
+        ("bfcl_qwen3_4b", 40, {"mesh.fsdp": 4, "engine.cache_tokens": 0}),
+        # Rollouts want fewer tokens, or more devices that divide the rows of a micro-batch.
+        ("bfcl_qwen2_5_0_5b", 16, {"engine.cache_tokens": 2**21}),
+        ("bfcl_qwen2_5_0_5b", 22, {"evaluation.max_length": 2**20, "engine.cache_tokens": 2**21}),
+    ],
+)
+def test_a_run_with_the_settings_that_are_told_fits(configs, name, memory, changes):
+    config = override(
+        load_file(ROOT / "configs" / f"{name}.py", "engine=native"), {"mesh.fsdp": 1, **changes}
+    )
+    model, room = plan.load_model(config.model), int(plan.USABLE * memory * plan.GB)
+    mesh = lambda c: AbstractMesh(tuple(c.mesh[axis] for axis in sharding.AXES), sharding.AXES)
+    with pytest.raises(ValueError, match=r" GB are there: set .* GB by plan") as refused:
+        plan.check_fits(config, model, mesh(config), room)
+    mended = applied(config, str(refused.value).split("are there: ")[1])
+    check(mended)
+    plan.check_fits(mended, model, mesh(mended), room)
+
+
+@pytest.mark.parametrize(
+    "name, topology, changes",
+    [
+        ("bfcl_qwen2_5_0_5b", "gpu-1x16", {}),
+        ("bfcl_qwen2_5_0_5b", "gpu-1x24", {}),
+        ("bfcl_qwen2_5_0_5b", "gpu-1x24", {"engine.cache_tokens": 100}),
+        ("bfcl_qwen3_4b", "h100-8", {}),
+        ("bfcl_qwen3_4b", "h100-8", {"learner.rows_per_microbatch": 64, "learner.pack_length": 65536}),
+        ("bfcl_qwen3_4b", "v6e-64", {"engine.name": "native", "engine.sharded": True}),
+    ],
+)
+def test_the_table_says_what_a_run_is_told(configs, name, topology, changes):
+    config, machine = override(configs[name], changes), plan.TOPOLOGIES[topology]
+    model, mesh = plan.load_model(config.model), plan.make_mesh(machine, config.mesh)
+    try:
+        plan.check_fits(config, model, mesh, int(plan.USABLE * machine.memory))
+        fits = "yes"
+    except ValueError:
+        fits = "no"
+    (line,) = [text for text in plan.table(config, [topology]).splitlines() if f"| {topology} |" in text]
+    assert line.endswith(f" | {fits} |")
+    more = override(
+        config, {"learner.rows_per_microbatch": 4 * config.learner.rows_per_microbatch * mesh.shape["fsdp"]}
+    )
+    activations = lambda c: plan.table(c, [topology]).split(f"| {topology} |")[1].split(" | ")[6]
+    assert float(activations(more)) > 2 * float(activations(config))
 
 
 def test_a_plan_fits_where_room_is_left():
@@ -427,7 +499,7 @@ def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option,
 def test_the_axis_that_is_given_is_kept_and_else_takes_what_is_left(quick):
     told = []
     for options in ([], ["--config.mesh.fsdp=4"], ["--config.mesh.tensor=2", "--config.mesh.fsdp=2"]):
-        done = command(quick, "--topology=h100-8", "--pack_length=32768", *options)
+        done = command(quick, "--topology=h100-8", "--rows=1", "--pack_length=32768", *options)
         assert done.returncode == 0, done.stderr
         (line,) = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| h100-8")]
         told.append((line[1], float(line[-3])))
@@ -447,8 +519,41 @@ def command(environ, *options):
 
 
 def test_the_command_prints_a_line_per_topology_and_length(quick):
-    done = command(quick, "--topology=v5p-8", "--pack_length=16384,32768")
+    done = command(quick, "--topology=v5p-8", "--rows=1", "--pack_length=16384,32768")
     assert done.returncode == 0, done.stderr
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
     assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
     assert {line[-1] for line in lines} == {"yes |"}
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (
+            ["--program=decode"],
+            "--program=decode compiles that program: pass --compile too",
+        ),
+        (
+            ["--lengths=2600,700"],
+            "--lengths=2600,700 estimates the time of a compiled update: ",
+        ),
+        (["--compile", "--program=decode", "--lengths=26,7"], "--lengths=26,7 estimates the time of "),
+    ],
+)
+def test_options_of_a_compiled_program_are_refused_where_it_is_not_compiled(options, told, quick):
+    done = command(quick, "--topology=v6e-8", *options)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith(f"Error: {told}") and done.stderr.count("\n") == 1
+
+
+def test_the_command_plans_the_configs_rows_and_names_machines_that_it_cannot_plan(quick):
+    """Eight rows of 25,600 tokens for each micro-batch, on four devices; a machine of one device is left."""
+    done = command(quick, "--config.mesh.fsdp=4")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert {line[2] for line in lines[1:]} == {"2 x 25,600"} and len(lines) > 5
+    assert "gpu-1x16 cannot be planned: " in done.stdout and "need 4 of 1 devices" in done.stdout
+    done = command(quick, "--topology=gpu-1x16", "--config.mesh.fsdp=4")
+    assert done.returncode == 1 and done.stderr.endswith("need 4 of 1 devices: choose other sizes.\n")
+    done = command(quick, "--config.mesh.fsdp=128")
+    assert done.returncode == 1 and not done.stdout and "cannot be planned: config.mesh" in done.stderr

@@ -247,6 +247,18 @@ def test_a_prompt_does_not_depend_on_the_day():
     assert chat.decode(Chat(tokenizer).prompt([], "x")).startswith("26 Jul 2024<|im_start|>")
 
 
+def test_a_note_tells_that_a_templates_date_stands_still():
+    for date, tokenizer in (
+        (NOW, llama(date=NOW)),
+        ("'1 May 2020'", llama(date="'1 May 2020'")),
+        ("date_string", make(LLAMA_TOKENS, "{{ 'On ' + date_string }}" + CHATML.replace("im_end", "eot_id"))),
+    ):
+        (told,) = [note for note in Chat(tokenizer).notes if "date" in note]
+        assert "a/model prints the date: here it is always 26 Jul 2024" in told, date
+    for dateless in ("llama 3.1", "chatml", "hybrid"):
+        assert not [note for note in named(dateless).notes if "date" in note], dateless
+
+
 # ---- Contents that nobody vouches for ------------------------------------------------------------------
 
 marks = st.sampled_from(
@@ -702,3 +714,7 @@ def test_the_prompt_of_llama_is_shown_with_its_parts(tmp_path, quick):
     assert "Date: 26 Jul 2024\n" in done.stdout and re.search(
         rf"assistant's turn opens +{length}\n", done.stdout
     )
+    task = next(t for t in bfcl.tasks("all", {}) if t.id == "multi_turn_base_3")
+    written = len(tokenizer.encode(json.dumps(bfcl.tools(task)), add_special_tokens=False))
+    count = re.search(r"user and 18 tools +([\d,]+)\n", done.stdout)
+    assert count and int(count[1].replace(",", "")) > written

@@ -442,6 +442,23 @@ def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, 
     check_completion(Subject(None, policy), PROMPT, c, weights={4: other})
 
 
+def test_weights_that_this_engine_did_not_push_are_not_sampled_from(make, sglang_server, policy, tmp_path):
+    """Another program's end the run. A server that was started anew gets the engine's own again."""
+    engine, url = make(Member(sglang_server.url)), sglang_server.url
+    other = Pusher(policy.config, FOLDER, root=tmp_path / "other")
+    event_loop.run(other.push(engine._http, url, other.write(moved(policy.params), 0)))
+    with pytest.raises(EngineError, match=f"Another program .* at {url}, as '0-.*each run its own servers"):
+        generate(engine, [ask(0, PROMPT)])
+    event_loop.run(other.close(engine._http))
+    engine.update_weights(policy.params, 1)
+    (c,) = generate(engine, [ask(1, PROMPT)])
+    assert (c.versions == 1).all() and engine.faults == 0
+    launched = {"model_path": str(FOLDER), "weight_version": "1", "flush_cache": True}
+    event_loop.run(call(engine._http, url, "POST", "/update_weights_from_disk", launched))
+    (c,) = generate(engine, [ask(2, PROMPT)])
+    assert (c.versions == 1).all() and engine.faults == 1
+
+
 def test_a_first_push_that_fails_ends_the_start(proxies, make):
     proxy, _ = proxies
     proxy.always_at["/update_weights_from_disk"] = "500"
@@ -507,7 +524,7 @@ def answer(ids, finish="stop", **meta):
     }
 
 
-read = lambda data, budget=8: read_answer(data, 100, budget, (2,))
+read = lambda data, budget=8: read_answer(data, 100, budget, (2,), int)
 
 
 def test_an_answer_is_read_token_by_token():

@@ -326,7 +326,18 @@ def test_a_server_holds_the_tensors_that_were_sent_and_no_others(tiny_config, tm
             asyncio.run(beside(handle, verified))
     else:
         server = asyncio.run(beside(handle, verified))
-        assert (server.version, server.checksum) == ("4", "total") and server.content is not None
+        assert server.version.startswith("4-") and server.checksum == "total" and server.content is not None
+
+
+def test_a_label_is_a_version_to_its_own_pusher_alone(tiny_config, tmp_path):
+    one, other = (push.Pusher(tiny_config, tmp_path) for _ in range(2))
+    label = one.label(weights.FolderWeights(tmp_path, 7))
+    assert one.version_of("http://h", label) == 7
+    with pytest.raises(EngineError, match="to the SGLang server at http://h, as '7-.*its own servers"):
+        other.version_of("http://h", label)
+    for launched in ("launched", "default", "7", "", "-" + label, label + "\n"):
+        with pytest.raises(ValueError, match="no push gave the label"):
+            one.version_of("http://h", launched)
 
 
 async def beside(handle, body):

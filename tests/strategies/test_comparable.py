@@ -430,13 +430,21 @@ def test_kinds_of_signals_can_be_chosen():
 
 
 def test_solved_since_and_probed_tasks_are_left_out():
-    config = settings_of(**{"strategy.unsolved": True, "evolution.every": 1, "steps": 50})
+    config = settings_of(**{"strategy.unsolved": True, "evolution.every": 9, "steps": 50})
     strategy, tasks, groups = coevolve.make(config), TaskPool(), made_up_groups(5)
     tasks.add([g.task for g in groups])
     strategy.observe(0, groups)
-    told = {e.task.id for e in strategy._evidence}
-    solved = sorted(told)[0]
-    tasks.record({g.task.id: 1.0 if g.task.id == solved else 0.5 for g in groups})
+    told = sorted({e.task.id for e in strategy._evidence})
+    ends = {told[0]: Outcome(0.8, True), told[1]: Outcome(0.8, True), told[2]: Outcome(0.0, False, False)}
+
+    def again(ends):
+        visited = [g for g in groups if g.task.id in ends]
+        give = lambda g: [dataclasses.replace(t, outcome=ends[g.task.id]) for t in g.trajectories]
+        return [Group(g.task, tuple(give(g))) for g in visited]
+
+    strategy.observe(1, again(ends))
+    strategy.observe(2, again({told[1]: Outcome(0.4, False), told[0]: ends[told[2]]}))
+    strategy = coevolve.make(config, json.loads(json.dumps(strategy.to_json())))
     seen = []
 
     class Lab(MadeUpLab):
@@ -444,8 +452,9 @@ def test_solved_since_and_probed_tasks_are_left_out():
             seen.extend(e.task.id for e in evidence)
             return super().reflect(evidence)
 
-    strategy.evolve(0, Lab(config, tasks))
-    assert set(seen) == told - {solved}
+    strategy.evolve(8, Lab(config, tasks))
+    assert set(seen) == set(told[1:])  # the second failed since, and nothing is known of the third
+    assert strategy.to_json()["solved"] == []
 
     class Probed(MadeUpLab):
         def probe(self, tasks, k, step):
@@ -485,6 +494,7 @@ def test_the_first_call_that_a_failure_misses_is_to_blame():
     assert came([a, b, c], [b, a, c], False) == [("a", False), ("b", True)]  # the order matters
     assert came([a, b, c], [a], True) == [("a", False)]
     assert came([], [a], False) == []
+    assert came([a, b], [call("a", x=1.0), wrong], False) == [("a", False), ("b", True)]
     named = asked([a, b], patterns=("a east", "b north"))
     assert blame.attempts(named, rollout([a], False)) == [("a east", False), ("b north", True)]
 

@@ -16,6 +16,7 @@ from coevolve_jax.config import load_file, override, strategy
 from coevolve_jax.strategies.blame import Blame, tool_weights
 from coevolve_jax.strategies.frontier import Frontier
 from coevolve_jax.strategies.socratic import Socratic
+from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, check_strategy, made_up_task
 from coevolve_jax.train import train
@@ -37,6 +38,9 @@ OURS = (
     "frontier",
     "panel",
 )
+DRAFTING = (
+    "frontier", "agent0", "agent_world", "dr_zero", "seif", "webrl", "ttcs", "socratic", "infuser", "soar",
+)  # fmt: skip
 METHODS = (  # of the literature
     "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0",
     "dr_zero", "seif", "step_credit", "infuser", "socratic", "soar",
@@ -99,11 +103,48 @@ def test_our_methods_return_every_group_that_they_roll_out(name):
         strategy.evolve(step, MadeUpLab(config, tasks))
 
 
+@pytest.mark.parametrize("name", DRAFTING)
+def test_no_draft_is_made_for_a_full_training_set(name):
+    config = settings(name, **asked(name))
+
+    class Counting(MadeUpLab):
+        drafts = rollouts = 0
+
+        def synthesize(self, contexts, **wanted):
+            self.drafts += len(contexts) if wanted.get("into") is not None else 0
+            return super().synthesize(contexts, **wanted)
+
+        def probe(self, tasks, k, step):
+            self.rollouts += len(tasks) * k
+            return super().probe(tasks, k, step)
+
+    def evolved(full):
+        rng, tasks, strategy = np.random.default_rng(0), TaskPool(), build.strategy(config)
+        tasks.add([made_up_task(f"initial-0-{i}", rng) for i in range(8)])
+        if asked(name):
+            tasks.add([made_up_task(f"query-0-{i}", rng, QUERY).without_calls() for i in range(8)])
+        tasks.max_size = len(tasks) if full else None
+        for step in range(config.evolution.every):
+            groups = strategy.collect(step, tasks, MadeUpRoll(config, step))
+            tasks.record(task_scores(groups))
+            strategy.observe(step, groups)
+        before, lab = strategy.to_json(), Counting(config, tasks)
+        grown = strategy.evolve(step, lab)
+        return grown, lab, before == strategy.to_json()
+
+    _, lab, _ = evolved(full=False)
+    assert lab.drafts
+    grown, lab, unchanged = evolved(full=True)
+    assert (lab.drafts, lab.rollouts, unchanged) == (0, 0, True)
+    assert (grown.added, grown.refused) == (0, {"pool_full": config.evolution.tasks})
+
+
 @pytest.mark.parametrize(
     "fault, why",
     [
         ("unseeded", "differs after a restart"), ("forgets", "restart"), ("twice", "a rollout twice"),
         ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
+        ("heeds", r"step .* differs where invalid rollouts show something else; leave those out"),
         ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
         ("reads", "reads config.evolution.contexts, which READS of its module does not name"),
         ("late", "roll of step 0 was called after collect had returned; use lab.probe"),

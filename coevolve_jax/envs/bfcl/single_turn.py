@@ -97,11 +97,13 @@ def _half(task: Task) -> int:
 def with_examples(task: Task, count: int, seed: int) -> Task:
     """Draws worked examples: development tasks of the same category, no two of which are alike.
 
-    Their functions are offered too, after the task's own; an example with another function of a name that is
-    offered is passed over. The same seed gives a task the same examples. ValueError if there are fewer.
+    None calls a function that the task's answer calls, and none has the task's request. Their functions are
+    offered too, after the task's own; an example with another function of a name that is offered is passed
+    over. The same seed gives a task the same examples. ValueError if there are fewer.
     """
-    worked = {alike(t): t for t in _worked(task.scenario["category"])}
-    known = [t for label, t in worked.items() if label != alike(task)]
+    called, request = {call.name for call in task.calls}, task.turns[0].query
+    worked = [t for t in _worked(task.scenario["category"]) if t.turns[0].query != request]
+    known = list({alike(t): t for t in worked if called.isdisjoint(c.name for c in t.calls)}.values())
     # The task's own functions come first: the checker reads the first of `simple`.
     offered, drawn = {f["name"]: f for f in task.scenario["functions"]}, []
     for example in random.Random(f"{seed} {task.id}").sample(known, len(known)):

@@ -120,7 +120,8 @@ def propose_goals(
     The first is the context's plan, where a round followed all of it. If a task needs more calls than the
     plan has, the next good steps of that round follow. The others are drawn. A step in the focus is four
     times as likely as another. If the draw misses an action in the context's `must`, a step with that action
-    replaces a random one.
+    replaces a random one that `must` does not need. There is no goal where `must` has more actions than a
+    task may have calls.
 
     wording: the family's words for a call.
     """
@@ -132,7 +133,9 @@ def propose_goals(
     }
     usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= limits.min_calls]
     must = set(exploration.context.must)
+    least = max(limits.min_calls, len(must))
     usable = [steps for steps in usable if must <= {action_pattern(t.call) for t in steps}]
+    usable = usable if least <= limits.max_calls else []
     plan = exploration.context.plan
     goals: list[tuple[int, ...]] = []
     for steps in usable if plan else ():
@@ -141,7 +144,7 @@ def propose_goals(
             goals = [(*wanted, *later[: max(0, short)])]
     for _ in range(limits.proposals - len(goals) if usable else 0):
         steps = usable[rng.integers(len(usable))]
-        allowed = list(range(limits.min_calls, min(limits.max_calls, len(steps)) + 1))
+        allowed = list(range(least, min(limits.max_calls, len(steps)) + 1))
         shares = np.array([SIZE_SHARES.get(n, 0.01) for n in allowed])
         size = allowed[rng.choice(len(allowed), p=shares / shares.sum())]
         focus = exploration.context.focus_pattern
@@ -149,7 +152,9 @@ def propose_goals(
         picked = rng.choice(len(steps), size=size, replace=False, p=weights / weights.sum()).tolist()
         for action in sorted(must - {action_pattern(steps[i].call) for i in picked}):
             able = [i for i, t in enumerate(steps) if action_pattern(t.call) == action]
-            picked[int(rng.integers(len(picked)))] = able[rng.integers(len(able))]
+            held = [action_pattern(steps[i].call) for i in picked]
+            free = [n for n, own in enumerate(held) if own not in must or held.count(own) > 1]
+            picked[free[rng.integers(len(free))]] = able[rng.integers(len(able))]
         goals.append(tuple(sorted(steps[i].index for i in set(picked))))
     return [Goal(exploration, wanted) for wanted in dict.fromkeys(goals)]
 

@@ -27,7 +27,7 @@ from coevolve_jax.planning.aot import host_memory
 from coevolve_jax.planning.aot import work as works
 from coevolve_jax.planning.aot.batches import Load
 from coevolve_jax.planning.aot.hlo import Loop
-from coevolve_jax.planning.plan import shard_bytes
+from coevolve_jax.planning.sizes import shard_bytes
 from coevolve_jax.planning.topologies import Topology
 
 GIB = 2**30

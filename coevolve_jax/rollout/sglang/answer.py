@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,12 @@ def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
     return counts | ({"queued": 1, "queue_seconds": known["queue_time"]} if "queue_time" in known else {})
 
 
-def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int]) -> Completion:
+def read_answer(
+    answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int], version_of: Callable[[Any], int]
+) -> Completion:
     """Reads the completion in an answer of /generate.
+
+    version_of: maps a label of weights to their version (`Pusher.version_of`); its ValueError is a Fault.
 
     finish is "" where the server stopped early: before the budget was spent, and not at one of `stop_ids`
     (for example at the model's own end of text). Raises Fault for anything that is no such answer.
@@ -46,7 +50,7 @@ def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[in
         ]
         versions = np.full(len(ids), -1, np.int32)
         for span in spans:
-            versions[span["start"] : span["end"]] = int(span["version"])
+            versions[span["start"] : span["end"]] = version_of(span["version"])
         if (versions < 0).any():
             raise ValueError("it does not say which weights sampled each token")
         reason = meta["finish_reason"]

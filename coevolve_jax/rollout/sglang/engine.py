@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import random
 import uuid
@@ -59,7 +60,8 @@ class SGLangEngine:
       sleeps: `sleep` will be called; for servers with --enable-memory-saver.
 
     Raises:
-      EngineError: a server does not answer, or has too little room.
+      EngineError: a server does not answer, or has too little room. `generate` raises it too where another
+        program has pushed its weights to a server.
       ValueError: it serves another model, or cannot serve this one.
     """
 
@@ -217,7 +219,8 @@ class SGLangEngine:
             abort.add_done_callback(self._aborts.discard)
             raise
         budget = r.sampling.max_new_tokens - done
-        completion = read_answer(answer, self._config.vocab_size, budget, r.sampling.stop_ids)
+        version_of = functools.partial(self._pusher.version_of, member.url)
+        completion = read_answer(answer, self._config.vocab_size, budget, r.sampling.stop_ids, version_of)
         if self._record_routing and completion.finish != "abort":
             completion = await self._with_routing(completion, answer, len(ids) + len(completion.ids) - 1)
         self.counts.update(read_counts(answer["meta_info"]), decode_tokens=len(completion.ids))
@@ -305,7 +308,8 @@ class SGLangEngine:
             served = (await call(self._http, member.url, "GET", "/model_info")).get("weight_version")
             self._fleet.check_awake()
             assert self._weights is not None, "A fleet is refreshed after the engine has its first weights."
-            if served != str(self._weights.version) or not self._pusher.holds(member.url, self._weights):
+            label = self._pusher.label(self._weights)
+            if served != label or not self._pusher.holds(member.url, self._weights):
                 await self._pusher.push(self._http, member.url, self._weights)
 
     # ---- Weights ------------------------------------------------------------------------------------------

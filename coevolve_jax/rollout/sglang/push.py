@@ -14,7 +14,9 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from coevolve_jax.rollout.sglang.weights import FolderWeights, Tensor, Weights
 
 TRANSPORTS = ("disk", "distributed")
 CONTROL_TIMEOUT = 60.0  # seconds for an answer to a small question
+LABEL = re.compile("(?P<version>[0-9]{1,9})-(?P<mark>[0-9a-f]{8})")
 LAYOUT = ("device", "dtype", "quantization", "tp_size", "pp_size", "dp_size", "ep_size", "version")
 
 
@@ -136,6 +139,7 @@ class Pusher:
         self._transport, self._exact, self._timeout = transport, exact, timeout
         self._folders, self._ahead = weights_lib.Folders(root), ahead
         self._servers: dict[str, Server] = {}
+        self._mark = uuid.uuid4().hex[:8]  # tells its labels from those of other pushers
         self.paused_seconds = 0.0  # sum over servers of the pauses for weights that they took
         self._groups: dict[str, Any] = {}
         self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
@@ -152,7 +156,7 @@ class Pusher:
         return weights_lib.from_params(self._config, params, version, self._dtype)
 
     async def push(self, session: aiohttp.ClientSession, url: str, weights: Weights) -> str:
-        """Makes the server at `url` serve `weights` under the label str(version). Returns its checksum.
+        """Makes the server at `url` serve `weights` under their `label`. Returns its checksum.
 
         Callers may update several servers at once. Raises ValueError, with nothing sent, where the weights do
         not fit the served model or cannot be read. Raises EngineError where the server did not take them; the
@@ -192,7 +196,27 @@ class Pusher:
     def holds(self, url: str, weights: Weights) -> bool:
         """Says whether this pusher's last verified push to the server at `url` was `weights`."""
         known = self._servers.get(url)
-        return known is not None and known.content is not None and known.version == str(weights.version)
+        return known is not None and known.content is not None and known.version == self.label(weights)
+
+    def label(self, weights: Weights) -> str:
+        """Returns the servers' label for `weights`: their version and the mark of this pusher."""
+        return f"{weights.version}-{self._mark}"
+
+    def version_of(self, url: str, label: str) -> int:
+        """Returns the version under a label of this pusher, at the server at `url`.
+
+        Raises EngineError for the label of another pusher. Raises ValueError for any other: a server that was
+        started anew has a label of its own.
+        """
+        found = LABEL.fullmatch(label)
+        if found is None:
+            raise ValueError(f"no push gave the label {label!r}")
+        if found["mark"] != self._mark:
+            raise EngineError(
+                f"Another program pushed its own weights to the SGLang server at {url}, as {label!r}: give "
+                "each run its own servers (config.engine.url)."
+            )
+        return int(found["version"])
 
     async def close(self, session: aiohttp.ClientSession) -> None:
         """Leaves the groups and deletes the temporary folder."""
@@ -257,11 +281,11 @@ class Pusher:
     async def _send(self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights) -> None:
         post = functools.partial(call, session, url, "POST", timeout=self._timeout)
         if weights.folder is not None:
-            await post("/update_weights_from_disk", _update(weights.folder, str(weights.version)))
+            await post("/update_weights_from_disk", _update(weights.folder, self.label(weights)))
             return
         if url not in self._groups:
             self._groups[url] = await self._join(post, url, server.ranks, server.device, CONTROL_TIMEOUT)
-        await self._groups[url].send(post, weights, str(weights.version))
+        await self._groups[url].send(post, weights, self.label(weights))
 
     async def _verify(
         self,
@@ -292,7 +316,7 @@ class Pusher:
                 raise EngineError(f"Its checksum is {total}, but {other} on a server like it.")
         folder = None if weights.folder is None else str(weights.folder)
         return dataclasses.replace(
-            server, version=str(weights.version), folder=folder, checksum=total, content=content
+            server, version=self.label(weights), folder=folder, checksum=total, content=content
         )
 
     async def _restore(self, session: aiohttp.ClientSession, url: str, server: Server) -> bool:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import evolves, trajectories_of
+from coevolve_jax.strategies.base import evolves
 from coevolve_jax.strategies.growth import synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 
@@ -14,7 +14,7 @@ class Failing(Static):
         self.config, self.failed = config, Counter(state["failed"] if state else {})
 
     def observe(self, step, groups):
-        steps = [s for t in trajectories_of(groups) for s in t.steps]
+        steps = [s for g in groups for t in g.valid for s in t.steps]
         self.failed.update(s.call.name for s in steps if s.call and s.error)
         return super().observe(step, groups)
 

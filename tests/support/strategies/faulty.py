@@ -44,6 +44,8 @@ class Faulty(static.Static):
     def observe(self, step, groups):
         if self._config.strategy.fault == "reads":
             assert self._config.evolution.contexts
+        if self._config.strategy.fault == "heeds":
+            self.asked += sum(s.error for t in base.trajectories_of(groups) for s in t.steps)
         found = super().observe(step, groups)
         if self._config.strategy.fault == "rows":
             return base.StepReport(found.counts, [{"task": groups[0].task}])
