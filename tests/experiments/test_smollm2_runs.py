@@ -73,3 +73,60 @@ def test_the_differences_on_bfcls_own_tasks_are_those_of_the_files():
     text = (NOTES / "smollm2.md").read_text()
     assert "(12 more, p = 0.004 by an exact sign test of the 16 tasks that differ)" in text
     assert "RL takes 4 of them back (p = 0.22)" in text
+
+
+def table_of(opening: str) -> dict[str, list[str]]:
+    """The cells of each row of the page's table whose first cell is `opening`, by the row's first cell."""
+    rows = (
+        (NOTES / "smollm2.md").read_text().partition(f"| {opening} |")[2].partition("\n\n")[0].split("\n")[2:]
+    )
+    cells = [[cell.strip().strip("*") for cell in row.strip("|").split("|")] for row in rows]
+    return {first: rest for first, *rest in cells}
+
+
+def test_generation_at_this_shape_is_the_run_of_the_benchmark():
+    (found,) = json.loads((NOTES / "smollm2" / "generate.json").read_text())
+    by_name = found["implementations"]
+    told = lambda x: f"{x['median']:.1f} s, {x['tokens_per_second']:.0f} tokens/s"
+    rows = table_of("generation")
+    names = {"ours": "ours", "transformers 5.23, static cache": "trl", "llama-cpp-python 0.3.36": "llama_cpp"}
+    for row, name in names.items():
+        both = by_name[name], by_name[f"{name} reduced"]
+        peaks = " and ".join(f"{x['peak_bytes'] / 2**30:.1f}" for x in both)
+        assert rows.pop(row) == [*map(told, both), f"{peaks} GiB"]
+    tunix = by_name["tunix"]
+    assert rows == {"tunix 0.1.7": [told(tunix), "not offered", f"{tunix['peak_bytes'] / 2**30:.1f} GiB"]}
+    of = lambda kind: {name: x["median"] for name, x in by_name.items() if x["dtype"] == kind}
+    ratio = lambda kind, own: min(s for name, s in of(kind).items() if name != own) / by_name[own]["median"]
+    text = (NOTES / "smollm2.md").read_text()
+    assert f"only {ratio('float32', 'ours'):.2f} times the best other in float32 and" in text
+    assert f"and {ratio('bfloat16', 'ours reduced'):.2f} times in bfloat16" in text
+    floor, best = found["floor_seconds"], min(of("float32")["trl"], of("float32")["llama_cpp"])
+    assert f"take {floor:.1f} s at" in text and f"take {floor / (best / 1.5):.0%} of that rate" in text
+    assert f"ours reaches {floor / by_name['ours']['median']:.0%}" in text
+
+
+def test_updates_at_this_shape_are_the_trials_of_the_benchmark():
+    trials = re.findall(
+        r"agent (\w+) +({.*?}) +([\d.]+) s +([\d.]+) GiB",
+        (NOTES / "smollm2" / "update_trials.txt").read_text(),
+    )
+    found = {}
+    for name, setting, seconds, peak in trials:
+        setting = json.loads(setting)
+        size = setting.get("micro") or setting["pack_length"]
+        found.setdefault((name, size), {})[setting.get("dtype", "float32")] = float(seconds), float(peak)
+    rows = table_of("update of 16 rollouts")
+    assert rows.pop("TRL 1.16, micro-batches of 16")[:2] == ["out of memory"] * 2
+    for row, own in rows.items():
+        name = "ours" if row.startswith("ours") else "trl"
+        (s, gib), (s_less, gib_less) = found.pop((name, int(row.split()[-1].replace(",", "")))).values()
+        assert own == [f"{s:.1f} s", f"{s_less:.1f} s", f"{gib:.1f} and {gib_less:.1f} GiB"]
+    assert not found
+    best = lambda name, column: min(float(own[column].split()[0]) for row, own in rows.items() if name in row)
+    ratios = [best("TRL", column) / best("ours", column) for column in (0, 1)]
+    text = (NOTES / "smollm2.md").read_text()
+    assert (
+        "Ours is {:.2f} times as fast as TRL's best in float32 and {:.2f} times in bfloat16".format(*ratios)
+        in text
+    )
