@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coevolve_jax.config.recorded import difference
+from coevolve_jax.records.rollouts import encode
 from coevolve_jax.types import Group, Task, Trajectory
 
 
@@ -129,10 +130,8 @@ class RolloutLog:
         return ValueError(f"{self._path} is damaged ({error!r}): delete it to begin anew.")
 
     def _append(self, row: Mapping) -> None:
-        # Python's own JSON, infinity included: what a policy wrote comes back as it was.
-        line = (json.dumps(row, default=lambda value: value.tolist()) + "\n").encode()
         try:
-            self._file.write(line)
+            self._file.write(encode(row))
             self._file.flush()
         except OSError as error:
             raise ValueError(

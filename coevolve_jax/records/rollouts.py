@@ -99,6 +99,11 @@ def read_evaluation(workdir: str | Path, step: int) -> dict[str, list[Group]]:
     return found
 
 
+def encode(row: Mapping[str, Any]) -> bytes:
+    """A JSON line. It is Python's own JSON, infinity included: what a policy wrote comes back as it was."""
+    return (json.dumps(row, default=lambda value: value.tolist()) + "\n").encode()
+
+
 def steps(workdir: str | Path, folder: str) -> list[int]:
     """The steps of which a folder (ROLLOUTS or EVALUATIONS) holds groups, in order."""
     names = (path.name for path in (Path(workdir) / folder).glob("*.jsonl.gz"))
@@ -157,9 +162,7 @@ def _group(row: Mapping[str, Any], more: Callable[[Mapping], dict] = lambda t: {
 
 
 def _write(path: Path, rows: Sequence[dict]) -> None:
-    # Python's own JSON, infinity included: what a policy wrote comes back as it was.
-    text = "".join(json.dumps(row, default=lambda value: value.tolist()) + "\n" for row in rows)
-    write_bytes(path, gzip.compress(text.encode(), 6, mtime=0))
+    write_bytes(path, gzip.compress(b"".join(map(encode, rows)), 6, mtime=0))
 
 
 def _read(path: Path) -> list[dict]:
