@@ -30,7 +30,8 @@ class Case:
     group: rollouts of an agent that follow one prompt; 0: every sequence has a prompt of its own and is
     sampled from there on. Such a completion alternates messages that were sampled with observations.
     `prompt` and `completion` are then the longest. half: every other group has advantages of 0.
-    trial: sequences of the updates that choose a setting; 0: all.
+    trial: sequences of the updates that choose a setting. Such a case is so large that memory holds one
+    implementation at a time. 0: all sequences, and all implementations take turns.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Case:
     def shrunk(self) -> Case:
         """The same case in small, to try the machinery; its times mean nothing."""
         size = {"vocab_size": self.vocab_size // 16, "prompt": 32, "completion": 32, "layers": 2}
-        return dataclasses.replace(self, rows=8, group=min(self.group, 4), trial=0, **size)
+        return dataclasses.replace(self, rows=8, group=min(self.group, 4), trial=min(self.trial, 8), **size)
 
 
 def _both(size: str, vocab_size: int, tied: bool) -> list[Case]:

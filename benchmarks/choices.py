@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from coevolve_jax.grpo.logprobs import token_logprobs
-from coevolve_jax.models import attention, hf_io
+from coevolve_jax.models import attention, blockwise, hf_io
 from coevolve_jax.rollout.native import sample_token
 
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Runs of each program.", lower_bound=1)
@@ -94,6 +94,23 @@ def main(_) -> None:
         f"attention of {len(packed)} tokens in segments of 256, forward and backward: plain, chunked",
         plain=bind(whole, q, k, packed.reshape(ROWS, LENGTH)),
         chunked=bind(skipping, as_one(q), as_one(k), packed[None]),
+    )
+
+    # Segments that share a prompt: small blocks, or large ones.
+    prompt, length, count = 512, 256, 6
+    shared = jnp.repeat(jnp.arange(1, count + 2), jnp.array([prompt] + [length] * count))[None]
+    rows = [random(1, prompt + length * count, *x.shape[2:]) for x in (q, k, k)]
+
+    def block_loss(size):
+        attend = lambda *x: jnp.sum(attention.chunked(*x, shared, jnp.ones_like(shared), size=size))
+        return jax.grad(attend, argnums=(0, 1, 2))
+
+    sizes = blockwise.SMALL_BLOCK, blockwise.LARGE_BLOCK
+    show(
+        f"attention of {count} segments of {length} after one prompt of {prompt}, forward and backward: "
+        f"blocks of {sizes[0]}, of {sizes[1]}",
+        small=bind(block_loss(sizes[0]), *rows),
+        large=bind(block_loss(sizes[1]), *rows),
     )
 
     # Log-probabilities in a large vocabulary: all at once, or tile by tile.

@@ -24,7 +24,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.logprobs import block_columns
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import blockwise, hf_io
-from coevolve_jax.models.packed import Segments
+from coevolve_jax.models.packed import Row, Segments
 from coevolve_jax.planning.aot import work
 from coevolve_jax.planning.aot.hlo import Loop
 from coevolve_jax.planning.plan import load_model
@@ -92,8 +92,10 @@ def operations(learner: Learner, batch: Batch, chunk: int) -> float:
 
 def key_blocks(batch: Batch, i: int) -> float:
     """The mean number of blocks of keys that a block of queries of the i-th micro-batch visits."""
-    segments = Segments(batch.segment_ids[i], batch.parents[i] if batch.parents.size else None)
-    return float(blockwise._visited(segments.blocks(blockwise.SMALL_BLOCK))[1].mean())
+    parents = batch.parents[i] if batch.parents.size else None
+    size = blockwise.block_size(parents is not None)
+    segments, row = Segments(batch.segment_ids[i], parents), Row.of(batch.segment_ids[i])
+    return float(blockwise._visited(segments.blocks(size), row.blocks(size))[1].mean())
 
 
 def main(_) -> None:

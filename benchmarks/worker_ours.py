@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import event_loop
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.grpo.packing import Batch, pack_for
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -89,20 +89,15 @@ def make_batch(
         return np.concatenate([np.zeros(case.prompt, np.float32), completion])
 
     # As config.learner.skip_zero_variance_groups has it, groups without spread are left out.
-    return pack(
-        [
-            TrainingSample(
-                rollouts[i],
-                np.full(len(rollouts[i].ids), data["advantages"][i], np.float32),
-                ref_logprobs=reference(i),
-            )
-            for i in np.flatnonzero(cases.learned(case, data))
-        ],
-        pack_length=config.pack_length,
-        rows_per_microbatch=config.rows_per_microbatch,
-        max_rows=case.rows,
-        prefix_sharing=config.prefix_sharing,
-    )
+    samples = [
+        TrainingSample(
+            rollouts[i],
+            np.full(len(rollouts[i].ids), data["advantages"][i], np.float32),
+            ref_logprobs=reference(i),
+        )
+        for i in np.flatnonzero(cases.learned(case, data))
+    ]
+    return pack_for(config, samples, max_rows=case.rows)
 
 
 def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
@@ -117,7 +112,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         jax.block_until_ready(state)
         return {"loss": float(metrics["loss"])}
 
-    return ["coevolve_jax.grpo.packing.pack", "coevolve_jax.grpo.learner.Learner.update"], {"run": update}
+    return ["coevolve_jax.grpo.packing.pack_for", "coevolve_jax.grpo.learner.Learner.update"], {"run": update}
 
 
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):

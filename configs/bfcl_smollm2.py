@@ -42,7 +42,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 2e-5
     c.learner.kl_coef = 0.0  # the reference would cost a third of the update
-    c.learner.pack_length = 2048
+    c.learner.pack_length = 3584
+    c.learner.pack_length_buckets = (2048, 2560, 3072)  # whichever holds a batch's groups with least padding
     c.learner.rows_per_microbatch = 1
     c.learner.prefix_sharing = True
     c.learner.matmul_dtype = "bfloat16"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,20 @@ def test_ours_agrees_with_the_reference_on_the_shrunk_cases_of_smollm2(tmp_path)
     assert update["ours"]["loss_difference"] < rounded["loss_difference"] <= rounded["tolerance"] == 2e-3
     assert update["ours"]["updated_loss_difference"] == 0 < rounded["updated_loss_difference"] <= 2e-3
     assert generate["ours"]["greedy_share"] == 1 > generate["ours reduced"]["greedy_share"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_one_copy_of_a_prompt_saves_tokens_and_operations():
+    flags = ["--repeats=0", "--groups=1", "--group_size=2", "--pack_length=8192"]
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "shared_prompts.py", *flags],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    cells = [line.split("|")[1:-1] for line in run.stdout.splitlines() if line.startswith("| ")]
+    each, once = ([float(cell.replace(",", "")) for cell in row[1:4]] for row in cells[1:3])
+    assert once[0] < each[0] and once[1] == each[1] == 1 and once[2] < each[2]
 
 
 def test_an_implementation_that_makes_no_update_or_another_one_takes_no_part():
