@@ -40,6 +40,9 @@ TERMS: dict[str, Callable[[Trajectory, Row, int], float]] = {
     "progress": lambda t, row, most: t.outcome.progress,
     "length": lambda t, row, most: row["tokens"] / most,
     "brevity": lambda t, row, most: 1 - row["tokens"] / most,
+    # 0 up to four fifths of `most`. DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) has rewards of
+    # 1 and -1, so that it is overlong:-0.5 here.
+    "overlong": lambda t, row, most: 5 * row["tokens"] / most - 4,
     "errors": lambda t, row, most: _share(row["errors"], row["calls"]),
     "repeats": lambda t, row, most: _share(row["repeated_pairs"], row["pairs"]),
     "malformed": lambda t, row, most: _share(row["malformed"], row["calls"] + row["malformed"]),

@@ -22,7 +22,8 @@ from coevolve_jax.harness.records import LONGEST, Expectation, Proposal, is_text
 
 Changes = dict[str, Any]  # dotted config key -> value
 NEW_WEIGHT = 0.1  # of a reward term that is added
-BAD = ("errors", "repeats", "malformed")  # terms that are higher where calls fail: they are added below 0
+# Terms that are higher where calls fail, or run out of room. They are added below 0.
+BAD = ("overlong", "errors", "repeats", "malformed")
 MOST_TERMS = 0.3  # sum of the sizes of the weights of reward terms
 DESIGN = "search"  # the lever of a proposal that moves several
 LAYERS = ("reward", "filter", "credit", "optimiser", "sampling", "limits", "tasks", "evolution")

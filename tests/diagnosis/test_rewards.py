@@ -35,12 +35,18 @@ def test_each_named_term_has_its_value_within_0_and_1():
         TASK, (a_rollout(TASK, 0, False, steps, tokens=16), a_rollout(TASK, 1, True, [], tokens=496))
     )
     told = {
-        "progress": (0, 0), "length": (0.2, 1), "brevity": (0.8, 0), "errors": (0.25, 0),
+        "progress": (0, 0), "length": (0.2, 1), "brevity": (0.8, 0), "overlong": (0, 1), "errors": (0.25, 0),
         "repeats": (1 / 3, 0), "malformed": (0.2, 0), "distinct_tools": (2 / 3, 0),
     }  # fmt: skip
     assert set(told) == set(TERMS)
     for name, values in told.items():
         assert shaped(group, f"{name}:0.5") == pytest.approx([0.5 * values[0], 1 + 0.5 * values[1]])
+
+
+@pytest.mark.parametrize("tokens, value", [(79, 0), (80, 0), (85, 0.25), (99, 0.95), (100, 1), (130, 1)])
+def test_overlong_rises_over_the_last_fifth(tokens, value):
+    group = Group(TASK, (a_rollout(TASK, 0, True, [], tokens=tokens - 4),))
+    assert shaped(group, "overlong:-0.5") == pytest.approx([1 - 0.5 * value])
 
 
 def test_terms_and_formulas_add_up_and_a_missing_value_is_0():
