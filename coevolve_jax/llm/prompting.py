@@ -34,11 +34,14 @@ class Question(NamedTuple):
 
 
 class Prompts:
-    """The prompts of a folder: files NAME.md with the system prompt, a line of ---, then the user prompt."""
+    """The prompts of a folder: files NAME.md with the system prompt, a line of ---, then the user prompt.
+
+    They may include the files of llm/prompts/.
+    """
 
     def __init__(self, folder: Path):
         self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(folder),
+            loader=jinja2.FileSystemLoader([folder, Path(__file__).parent / "prompts"]),
             undefined=jinja2.StrictUndefined,
             auto_reload=False,
             trim_blocks=True,

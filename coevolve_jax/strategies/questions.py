@@ -111,8 +111,8 @@ def demands(lab: Lab, wanted: Mapping[str, tuple[Task, Sequence]]) -> dict[str, 
     return _asked(lab, "demand", "seif", values, most=LONGEST)
 
 
-def _task(task: Task) -> dict[str, list[str]]:
-    return {"requests": [line(turn.query) for turn in task.turns]}
+def _task(task: Task) -> dict[str, Any]:
+    return {"system": line(task.system), "requests": [line(turn.query) for turn in task.turns]}
 
 
 def _asked(

@@ -97,6 +97,17 @@ def test_a_skill_is_worded_once_and_its_drafts_carry_the_words():
     assert "1. q" in first.user and "instead: tool_5" in first.user and '{"tool": "tool_0"' in first.user
 
 
+@pytest.mark.parametrize("system", ["", "It is 2024.\nAsk first."])
+def test_questions_about_a_task_show_its_system_message(system):
+    task = dataclasses.replace(a_task("t", "ls"), system=system)
+    lab = AskedLab(config_of("middo"), a_pool(task))
+    questions.grades(lab, [task])
+    questions.demands(lab, {"t": (task, ("few calls", 2))})
+    questions.skills(lab, {"k": (("ls", "", "too few calls"), unguided(task, "c"))})
+    shown = [q.user.count("The agent's system message: It is 2024. Ask first.") for _, q in lab.questions]
+    assert shown == [bool(system)] * 3
+
+
 # Agent-World
 
 

@@ -1,6 +1,7 @@
 """The paper's explorer: a language model plays the four roles, over any server with the OpenAI protocol.
 
-The prompts are prompts/*.md, a file for each kind of question. Those about a task begin with system.md.
+The prompts are prompts/*.md, a file for each kind of question. Those about a task begin with system.md of
+coevolve_jax/llm/prompts/.
 An answer is data: it is bounded and checked against a schema. Only a call to a tool that the environment
 offers is executed.
 """
