@@ -67,7 +67,7 @@ SETTINGS = {
             )
         ]
     ),
-    ("tunix", "update", "smollm2"): _MICRO(4, 8),
+    ("tunix", "update", "smollm2"): _MICRO(1, 2, 4),
     ("trl", "update", "smollm2"): _ALSO_BFLOAT16(_MICRO(4, 8, 16)),
     ("ours", "generate", "smollm2"): _ALSO_BFLOAT16([{}]),
     ("tunix", "generate", "smollm2"): [{}],
