@@ -123,7 +123,8 @@ def test_updates_at_this_shape_are_the_trials_of_the_benchmark():
         size = int(row.split()[-1].replace(",", ""))
         seconds, peaks = zip(*found.pop((re.match(r"\w+", row)[0].lower(), size)).values())
         less = ["not offered"] if row.startswith("Tunix") else []
-        assert own == [*[f"{s:.1f} s" for s in seconds], *less, " and ".join(f"{g:.1f}" for g in peaks) + " GiB"]
+        memory = " and ".join(f"{g:.1f}" for g in peaks)
+        assert own == [*[f"{s:.1f} s" for s in seconds], *less, f"{memory} GiB"]
     assert not found
     best = lambda name, column: min(float(own[column].split()[0]) for row, own in rows.items() if name in row)
     ratios = [best("TRL", column) / best("ours", column) for column in (0, 1)]
