@@ -9,7 +9,7 @@ tasks: 96 tasks, two rollouts each before RL and four after it.
 
     split      development (to choose settings), or test (read once)
 
-docs/notes/smollm2.md has the plan. Hardware: two CPU cores, 16 GB of memory, about 40 minutes a run.
+docs/notes/smollm2.md has the plan. Hardware: two CPU cores, 16 GB of memory, 40 to 110 minutes a run.
 """
 
 from ml_collections import ConfigDict
@@ -29,4 +29,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evaluation.tasks = 96
     c.evaluation.every = 0
     c.evaluation.last_rollouts = 4
+    # One length, as in the pilot: an accelerator compiles each other one for longer than it saves.
+    c.learner.pack_length, c.learner.pack_length_buckets = 2048, ()
     return c
