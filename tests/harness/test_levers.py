@@ -152,9 +152,10 @@ def test_a_new_term_never_pays_for_calls_that_fail():
     lever = levers.table(CONFIG, counts)["reward.terms"]
     assert counts.keys().isdisjoint(rewards.TERMS)
     assert {f"add {name}" for name in (*rewards.TERMS, *counts)} == lever.moves(CONFIG).keys()
+    paid = {"progress", "length", "brevity", "distinct_tools"}
     for what in rewards.TERMS:
         ((text,),) = lever.moves(CONFIG)[f"add {what}"].values()
-        assert text == f"{what}:{'-' if what in ('errors', 'repeats', 'malformed') else ''}0.1"
+        assert text == f"{what}:{'' if what in paid else '-'}0.1"
 
 
 def test_a_registered_diagnostic_may_become_a_term_against_what_failures_have():
