@@ -36,6 +36,16 @@ def test_a_row_of_the_page_is_its_run(opening):
     assert truncated == f"{max(m['health']['truncated'] for m in steps):.1%}"
 
 
+def test_the_run_against_overlong_rollouts_is_told_as_far_as_it_went():
+    steps, before = (lines(f"smollm2/{name}_metrics.jsonl") for name in ("overlong", "again"))
+    most = lambda rows: f"{max(m['health']['truncated'] for m in rows):.1%}"
+    count = len(steps)
+    assert [m["step"] for m in steps] == list(range(count))
+    told = f"{count} of 20 steps: at most {most(steps)} of a step's rollouts were truncated, where the run "
+    told += f"without the term had {most(before[:count])}"
+    assert told in (NOTES / "smollm2.md").read_text()
+
+
 SINGLE_TURN = {
     "as downloaded, N = 3": "downloaded_3",
     "after the warm start": "warm_0",
