@@ -45,7 +45,6 @@ _OUTPUT = flags.DEFINE_string("output", "runs/bench/results.json", "JSON file to
 # runs decides, or one that takes more than ENOUGH seconds.
 ENOUGH = 10.0
 _ROWS = lambda *pairs: [{"pack_length": length, "rows_per_microbatch": rows} for length, rows in pairs]
-_LENGTHS = [2304, 2688, 3072]  # of rows; with 3456 any group of smollm2-agent fits into one
 _MICRO = lambda *sizes: [{"micro": size} for size in sizes]  # padded sequences of a micro-batch
 _ALSO_BFLOAT16 = lambda settings: settings + [{**setting, "dtype": "bfloat16"} for setting in settings]
 _CACHES = [{}, {"cache_implementation": "static"}]
@@ -60,11 +59,14 @@ SETTINGS = {
     **{("trl", "generate", size): _CACHES for size in ("small", "large")},
     ("ours", "update", "smollm2"): _ALSO_BFLOAT16(
         [
-            {**rows, "prefix_sharing": True}
-            for rows in (
-                *_ROWS((2048, 1)),
-                *[{**row, "pack_length_buckets": _LENGTHS} for row in _ROWS((3456, 1))],
-            )
+            {"pack_length": 2048, "rows_per_microbatch": 1, "prefix_sharing": True},
+            # Any group of smollm2-agent fits into a row of 3456.
+            {
+                "pack_length": 3456,
+                "rows_per_microbatch": 1,
+                "pack_length_buckets": [2304, 2688, 3072],
+                "prefix_sharing": True,
+            },
         ]
     ),
     ("tunix", "update", "smollm2"): _MICRO(1, 2, 4),
