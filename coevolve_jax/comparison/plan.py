@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.comparison.arms import PLANNED, arm
 from coevolve_jax.config import idle, keys
-from coevolve_jax.records.files import write_text
+from coevolve_jax.records.files import lock, write_text
 
 
 class Cell(NamedTuple):
@@ -385,17 +384,12 @@ def claimed(folder: Path, index: int, count: int) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / f"{LOCK}{index}_{count}", "w")
+        file = open(folder / f"{LOCK}{index}_{count}", "w")
     except OSError as error:
         raise _no_workdir(folder, error) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another process runs the comparison in {folder}: wait for its end, or choose another "
-                "--workdir."
-            ) from None
+    with file:
+        there = f"Another process runs the comparison in {folder}"
+        lock(file, f"{there}: wait for its end, or choose another --workdir.")
         yield
 
 

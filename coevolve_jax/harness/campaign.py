@@ -21,7 +21,6 @@ sha256 stands in events.jsonl. `check` finds a file that was changed since.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -35,6 +34,7 @@ from coevolve_jax import shipped
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.harness import modules
 from coevolve_jax.harness.records import Proposal, Verdict
+from coevolve_jax.records.files import lock
 
 PACKAGE = shipped.PACKAGE
 PROGRAMS = ("main.py", "evaluate.py", "compare_gradients.py")  # of experiments/, which launch.py starts
@@ -385,10 +385,7 @@ class Campaign:
     def claimed(self) -> Iterator[None]:
         """Keeps other processes out while the block runs. Raises ValueError where one is in."""
         with open(self.folder / "lock", "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"Another process goes on with the campaign in {self.folder}.") from None
+            lock(file, f"Another process goes on with the campaign in {self.folder}: wait for its end.")
             yield
 
 

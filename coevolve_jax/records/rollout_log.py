@@ -9,8 +9,8 @@ rollouts, where an engine draws anew those that were under way.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coevolve_jax.config.recorded import difference
+from coevolve_jax.records.files import lock
 from coevolve_jax.records.rollouts import encode
 from coevolve_jax.types import Group, Task, Trajectory
 
@@ -76,19 +77,14 @@ class RolloutLog:
         self.close()
 
     def _claim(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.path.exists(self._path) and os.path.samestat(
-                os.stat(self._path), os.fstat(self._file.fileno())
-            )
-        except BlockingIOError:
-            mine = False
-        except OSError:  # a file system without locks
-            mine = True
-        if not mine:
-            raise ValueError(
-                f"Another process writes {self._path}: wait for its end, or choose another output."
-            )
+        refusal = f"Another process writes {self._path}: wait for its end, or choose another output."
+        if lock(self._file, refusal) and not self._there():  # its owner removed it meanwhile
+            raise ValueError(refusal)
+
+    def _there(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        return False
 
     def _lines(self) -> tuple[dict | None, list[dict]]:
         """The first line, None in a new file, and the others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.records import checkpoint, rollouts
-from coevolve_jax.records.files import write_text
+from coevolve_jax.records.files import lock, write_text
 
 LOCK = "lock"
 # A fork that changes one of these may ask another model.
@@ -72,17 +71,10 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
             f"{workdir} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
         ) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another process goes on with the run in {workdir}: "
-                "wait for its end, or choose another --workdir."
-            ) from None
-        except OSError as error:
+        there = f"Another process goes on with the run in {workdir}"
+        if not lock(file, f"{there}: wait for its end, or choose another --workdir."):
             print(
-                f"{workdir} lies on a file system without locks ({error.strerror}): "
-                "start no second process that writes there.",
+                f"{workdir} lies on a file system without locks: start no second process that writes there.",
                 file=sys.stderr,
             )
         begun = _begun(workdir, config)
@@ -109,11 +101,9 @@ def busy(workdir: Path) -> bool:
         return False
     with open(workdir / LOCK, "a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock(file, "")
+        except ValueError:
             return True
-        except OSError:  # a file system without locks
-            return False
     return False
 
 

@@ -16,6 +16,8 @@ from ml_collections import ConfigDict
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax import train as training
+from coevolve_jax.comparison import plan
+from coevolve_jax.harness.campaign import Campaign
 from coevolve_jax.loop import initial
 from coevolve_jax.loop.initial import explore, tasks_from_file
 from coevolve_jax.loop.run import finished
@@ -413,13 +415,14 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     def none(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("coevolve_jax.records.workdir.fcntl.flock", none)
+    monkeypatch.setattr("coevolve_jax.records.files.fcntl.flock", none)
     claim(tmp_path / "run", settings("static"))
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (
-        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second "
-        f"process that writes there."
+        f"{tmp_path / 'run'} lies on a file system without locks: start no second process that writes there."
     )
+    with plan.claimed(tmp_path, 0, 1), Campaign(tmp_path).claimed():
+        pass  # comparisons and campaigns go on there
 
 
 def test_a_summary_names_what_its_scores_depend_on_and_what_had_no_effect(whole):
