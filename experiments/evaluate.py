@@ -15,18 +15,29 @@ names all that the score depends on: protocol, split, temperature, number of rol
 With --output, an evaluation that was interrupted goes on where the same command is given again.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
 from coevolve_jax.config import parse_flags
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from coevolve_jax.envs.family import Family
+    from coevolve_jax.loop.evaluate import Result
+    from coevolve_jax.records.rollout_log import RolloutLog
+    from coevolve_jax.types import Group, Task
 
 DEFAULTS = "configs/bfcl_tiny.py"  # for settings that have no flag below
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder; none: the run's policy.")
@@ -102,6 +113,7 @@ _FOLDER = flags.DEFINE_string(
 )
 _SLOTS = flags.DEFINE_integer("max_concurrency", 32, "Conversations at once.", lower_bound=1)
 
+LIMITS = (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)  # of config.rollout
 MALFORMED = {"answer": "answered with a tool error", "end_turn": "passed over; none left ends the turn"}
 
 
@@ -122,39 +134,63 @@ def main(argv) -> None:
 
 
 def run() -> None:
+    """Plays the chosen tasks, prints the scores, and writes them where --output says."""
+    check_flags()
+    from coevolve_jax import build
+    from coevolve_jax import config as configs
+    from coevolve_jax.models import hf_io
+    from coevolve_jax.planning import plan
+    from coevolve_jax.records.files import write_text
+
+    output = Path(_OUTPUT.value) if _OUTPUT.value else None
+    if output:  # fail now, before anything is computed
+        configs.check_new_file("output", output)
+    trained = configs.of_run(_WORKDIR.value) if _WORKDIR.value else None
+    folder = policy_folder(output)
+    config = settings(folder, trained)
+    family = build.family(config)
+    tasks = chosen_tasks(config, family)
+    build.check_tool_call_format(config, tasks)
+    plan.check_context(config, hf_io.load_config(folder))
+    played = play(config, family, tasks, output)
+    report = scored(config, played)
+    show(report, family, without_message(played.groups))
+    if output and played.log:
+        write_text(output, json.dumps(report, indent=1))
+        played.log.remove()
+
+
+def held_out() -> bool:
+    """Whether the tasks are those that a run held out."""
+    return _BENCHMARK.value == "held_out"
+
+
+def check_flags() -> None:
+    """Raises ValueError where flags do not go together."""
     if _MODEL.value is None and _WORKDIR.value is None:
         raise ValueError("Give --model or --workdir.")
-    if _MODEL.value and _WORKDIR.value and _BENCHMARK.value != "held_out":
+    if _MODEL.value and _WORKDIR.value and not held_out():
         raise ValueError(
             f"Give --model or --workdir, not both: with --benchmark={_BENCHMARK.value} there is nothing else "
             "of a run to use than its policy."
         )
-    if _BENCHMARK.value == "held_out" and _WORKDIR.value is None:
+    if held_out() and _WORKDIR.value is None:
         raise ValueError("--benchmark=held_out needs --workdir: the held-out tasks are those of a run.")
-    if _BENCHMARK.value == "held_out" and (
-        _CATEGORIES.value or _PROTOCOL.value or flags.FLAGS["split"].present
-    ):
+    if held_out() and (_CATEGORIES.value or _PROTOCOL.value or given("split")):
         raise ValueError(
             "--category, --protocol and --split are a benchmark's: leave them out with --benchmark=held_out."
         )
-    from coevolve_jax import build, shipped
-    from coevolve_jax import config as configs
-    from coevolve_jax.analysis import stats
-    from coevolve_jax.analysis.scores import scores, table
-    from coevolve_jax.envs import base
-    from coevolve_jax.loop import inputs
-    from coevolve_jax.loop.evaluate import evaluate, tally, versions
-    from coevolve_jax.models import hf_io
-    from coevolve_jax.planning import plan
-    from coevolve_jax.records.files import write_text
-    from coevolve_jax.records.rollout_log import RolloutLog
 
-    if output := _OUTPUT.value and Path(_OUTPUT.value):  # fail now, before anything is computed
-        configs.check_new_file("output", output)
 
-    held_out = _BENCHMARK.value == "held_out"
-    trained = configs.of_run(_WORKDIR.value) if _WORKDIR.value else None
-    name = trained.environment.name if trained and held_out else _BENCHMARK.value
+def given(name: str) -> bool:
+    """Whether the command names the flag, if there is such a flag."""
+    return name in flags.FLAGS and bool(flags.FLAGS[name].present)
+
+
+def policy_folder(output: Path | None) -> Path:
+    """Returns the folder of the model. Raises ValueError if it is not there yet or would hold the output."""
+    from coevolve_jax import shipped
+
     folder = Path(_MODEL.value or Path(_WORKDIR.value) / "policy")
     if not _MODEL.value and not folder.exists():
         raise ValueError(
@@ -165,18 +201,28 @@ def run() -> None:
         raise ValueError(
             f"--output={output} lies in the model's folder, whose content names the model: choose another."
         )
+    return folder
+
+
+def settings(folder: Path, trained: ConfigDict | None) -> ConfigDict:
+    """Returns the config of the evaluation. Flags come first, then the run `trained`, then the defaults.
+
+    A run's environment is taken if the tasks are of its family, its limits if they are its held-out tasks.
+    """
+    from coevolve_jax import build
+    from coevolve_jax import config as configs
+
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
-    limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
+    name = trained.environment.name if trained and held_out() else _BENCHMARK.value
+    limits = {flag.name: flag.value for flag in LIMITS}
     world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
-    kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
-    if trained and trained.environment.name == name:  # the run's own; flags that are given override it
-        config.environment, world = trained.environment, kept(world)
-    if trained and held_out:
-        evaluated = dataclasses.asdict(build.evaluation_limits(trained))
-        limits = evaluated | {"tool_call_format": trained.rollout.tool_call_format} | kept(limits)
-    # Which tools these are: the run says, for families that are made of a user's own.
-    source = configs.own_source(config.environment) if config.environment.name == name else {}
+    named = lambda values: {key: value for key, value in values.items() if given(key)}
+    if trained and trained.environment.name == name:
+        config.environment, world = trained.environment, named(world)
+    if trained and held_out():
+        own = dataclasses.asdict(build.evaluation_limits(trained))
+        limits = own | {"tool_call_format": trained.rollout.tool_call_format} | named(limits)
     config.environment.update(name=name, **world)
     config.rollout.update(limits)
     config.engine.update(
@@ -186,21 +232,54 @@ def run() -> None:
         push_folder=_FOLDER.value,
         timeout=600.0,
     )
-    as_evaluated = held_out and not any(key in flags.FLAGS and flags.FLAGS[key].present for key in limits)
-    family = build.family(config)
-    settings = family.settings(_CATEGORIES.value, _PROTOCOL.value) | source
-    settings |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
+    return config
+
+
+def chosen_tasks(config: ConfigDict, family: Family) -> list[Task]:
+    """Returns the tasks to play, and puts the limits that --protocol fixes into the config.
+
+    Raises ValueError if there is none, or if a flag fits neither the tasks nor the protocol.
+    """
+    from coevolve_jax import build
+    from coevolve_jax import config as configs
+
+    chosen = family.settings(_CATEGORIES.value, _PROTOCOL.value) | configs.own_source(config.environment)
+    chosen |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
     config.rollout.update(fixed_by_protocol(family))
-    tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)
+    tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out() else family.tasks(_SPLIT.value, chosen)
     if not tasks:
-        raise ValueError(no_tasks(name))
+        raise ValueError(no_tasks(config.environment.name))
     if _SHOTS.value and not any(task.examples for task in tasks):
         raise ValueError(
             f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
         )
-    build.check_tool_call_format(config, tasks)
-    plan.check_context(config, hf_io.load_config(folder))
-    policy = build.policy(folder)
+    return tasks
+
+
+class Played(NamedTuple):
+    """Rollouts of all tasks.
+
+    checked: what the benchmark's own checker says of them; None for held-out tasks.
+    template: notes on the chat template. log: the file that keeps the rollouts until the scores are written.
+    """
+
+    result: Result
+    groups: list[Group]
+    checked: dict | None
+    template: str
+    software: dict[str, str]
+    log: RolloutLog | None
+
+
+def play(config: ConfigDict, family: Family, tasks: list[Task], output: Path | None) -> Played:
+    """Plays all tasks. Raises ValueError if no prompt leaves room for a message."""
+    from coevolve_jax import build
+    from coevolve_jax.envs import base
+    from coevolve_jax.loop import inputs
+    from coevolve_jax.loop.evaluate import evaluate, versions
+    from coevolve_jax.records.rollout_log import RolloutLog
+
+    policy, log = build.policy(Path(config.model)), None
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
         sampling = {name: flags.FLAGS[name].value for name in ("num_rollouts", "temperature", "seed")}
@@ -213,22 +292,33 @@ def run() -> None:
             "dtype": config.engine.dtype,
             "versions": software,
         }
-        log = None
         if output:
             log = RolloutLog(Path(f"{output}.rollouts.jsonl"), about, tasks, _ROLLOUTS.value)
         result, groups = evaluate(agent, tasks, **sampling, log=log)
-        silent = without_message(groups)
-        if silent == len(tasks) * _ROLLOUTS.value:
+        if without_message(groups) == len(tasks) * _ROLLOUTS.value:
             if log:
                 log.remove()
             raise ValueError(
                 f"No prompt and message of --max_new_tokens={config.rollout.max_new_tokens} fit into "
                 f"--max_length={config.rollout.max_length}: raise the latter or lower the former."
             )
-        checked = None if held_out else family.report(groups, env_pool.judge)
-    counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
+        checked = None if held_out() else family.report(groups, env_pool.judge)
+    template = " ".join(policy.chat.notes) or "the tokenizer's"
+    return Played(result, groups, checked, template, software, log)
+
+
+def scored(config: ConfigDict, played: Played) -> dict:
+    """Returns the report, as JSON holds it: the protocol, the scores, and all that they depend on."""
+    from coevolve_jax.analysis import stats
+    from coevolve_jax.analysis.scores import scores
+    from coevolve_jax.envs import base
+    from coevolve_jax.loop.evaluate import tally
+
+    result, groups, checked, template, software, log = played
+    tasks = [group.task for group in groups]
+    counted: dict = dict(checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}})
     kinds = {kind: name for name, kind in stats.SETS.items()}
-    sets = {t.id: kinds.get(t.lineage.kind, "others") for t in tasks} if held_out else {}
+    sets = {t.id: kinds.get(t.lineage.kind, "others") for t in tasks} if held_out() else {}
     if several := len(set(sets.values())) > 1:  # they say different things: no number is of all of them
         counted["categories"] = sets
         groups = [g for g in groups if sets[g.task.id] == "iid"]
@@ -242,12 +332,13 @@ def run() -> None:
     success = base.share(solved, trials, len(base.outcomes_of(groups)) - trials)
     if checked:  # the family may define success in another way
         success |= {key: checked[key] for key in ("success", "success_if_invalid_failed") if key in checked}
-    report = {
-        "model": str(folder),
+    as_evaluated = held_out() and not any(given(flag.name) for flag in LIMITS)
+    return {
+        "model": config.model,
         "protocol": {
-            "benchmark": checked.pop("benchmark") if checked else "held-out synthetic tasks",
+            "benchmark": counted.pop("benchmark", "held-out synthetic tasks"),
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
-            "scoring": checked.pop("scoring") if checked else "the environment's own grading",
+            "scoring": counted.pop("scoring", "the environment's own grading"),
             "tasks": len(tasks),
             **({"success_of": "the i.i.d. set; scores and by_task have the others too"} if several else {}),
             "worked_examples": _SHOTS.value,
@@ -256,7 +347,7 @@ def run() -> None:
             "seed": _SEED.value,
             **({"interruptions": log.interruptions} if log and log.interruptions else {}),
             "tool_call_format": config.rollout.tool_call_format,
-            "chat_template": " ".join(policy.chat.notes) or "the tokenizer's",
+            "chat_template": template,
             "limits": _PROTOCOL.value or ("as in the run's evaluations" if as_evaluated else "by the flags"),
             "steps_per_turn": config.rollout.max_steps,
             "messages": config.rollout.max_messages or "any number",
@@ -270,25 +361,28 @@ def run() -> None:
         },
         **success,
         "scores": rows,
-        "official": checked,
+        "official": counted if checked else None,
         "environment": result.to_json(),
         "versions": software,
     }
-    for name, value in report["protocol"].items():
+
+
+def show(report: dict, family: Family, silent: int) -> None:
+    """Prints a report. silent: number of rollouts without room for a message (`without_message`)."""
+    from coevolve_jax.analysis.scores import table
+
+    for name, value in (report["protocol"] | family.versions()).items():
         print(f"{name:>16}  {value}")
-    for name, version in family.versions().items():
-        print(f"{name:>16}  {version}")
-    success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
-    print(f"{'ended by':>16}  {', '.join(f'{stop} {count}' for stop, count in result.stops.items())}")
+    stops = report["environment"]["stops"].items()
+    print(f"{'ended by':>16}  {', '.join(f'{stop} {count}' for stop, count in stops)}")
     if silent:
         print(f"{'':>16}  {silent} had no room for a message: raise --max_length or lower --max_new_tokens")
-    print(f"{'success':>16}  {success} of {trials} rollouts; {report['invalid']} invalid ones left out")
+    success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
+    left_out = f"{report['invalid']} invalid ones left out"
+    print(f"{'success':>16}  {success} of {report['trials']} rollouts; {left_out}")
     if "success_if_invalid_failed" in report:
         print(f"{'':>16}  {report['success_if_invalid_failed']:.1%} with these as failures")
-    print(table(rows, _ROLLOUTS.value))
-    if output and log:
-        write_text(output, json.dumps(report, indent=1))
-        log.remove()
+    print(table(report["scores"], _ROLLOUTS.value))
 
 
 def no_tasks(name: str) -> str:
@@ -313,10 +407,8 @@ def without_message(groups) -> int:
 def fixed_by_protocol(family) -> dict:
     """The values of config.rollout that --protocol fixes. Raises ValueError if another flag sets one."""
     fixed = dict(family.protocols.get(_PROTOCOL.value, {}))
-    if given := [name for name in fixed if name in flags.FLAGS and flags.FLAGS[name].present]:
-        raise ValueError(
-            f"--protocol={_PROTOCOL.value} fixes {given[0]} at {fixed[given[0]]}: leave out --{given[0]}."
-        )
+    for name in filter(given, fixed):
+        raise ValueError(f"--protocol={_PROTOCOL.value} fixes {name} at {fixed[name]}: leave out --{name}.")
     return fixed
 
 
