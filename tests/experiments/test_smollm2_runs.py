@@ -36,14 +36,21 @@ def test_a_row_of_the_page_is_its_run(opening):
     assert truncated == f"{max(m['health']['truncated'] for m in steps):.1%}"
 
 
-def test_the_run_against_overlong_rollouts_is_told_as_far_as_it_went():
+def test_the_run_against_overlong_rollouts_is_told_as_it_went():
+    text = (NOTES / "smollm2.md").read_text()
     steps, before = (lines(f"smollm2/{name}_metrics.jsonl") for name in ("overlong", "again"))
-    most = lambda rows: f"{max(m['health']['truncated'] for m in rows):.1%}"
-    count = len(steps)
-    assert [m["step"] for m in steps] == list(range(count))
-    told = f"{count} of 20 steps: at most {most(steps)} of a step's rollouts were truncated, where the run "
-    told += f"without the term had {most(before[:count])}"
-    assert told in (NOTES / "smollm2.md").read_text()
+    truncated = lambda rows: [m["health"]["truncated"] for m in rows]
+    assert [m["step"] for m in steps] == list(range(20)) and truncated(steps)[-8] > 0
+    told = f"at most {max(truncated(steps)):.1%} of a step's rollouts were truncated, where the run without "
+    told += f"the term had {max(truncated(before)):.1%}, and none in the last seven"
+    assert told in text and not any(truncated(steps)[-7:])
+    first, last = lines("smollm2/overlong_evaluations.jsonl")
+    begun = lines("smollm2/again_evaluations.jsonl")[0]  # the same policy and tasks
+    assert first["by_task"] == begun["by_task"]
+    passed, asked = ([sum(t[i] for t in row["by_task"].values()) for row in (first, last)] for i in (0, 1))
+    assert asked == [128, 128]
+    gain = f"to **{passed[1] / 1.28:.1f}%** (46.3 to 73.4): **{(passed[1] - passed[0]) / 1.28:+.1f} points**"
+    assert gain in text and f"from {passed[0] / 1.28:.1f}% (40.4 to 62.3) {gain}" in text
 
 
 SINGLE_TURN = {
