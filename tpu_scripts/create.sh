@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates the TPU VMs, which costs money from the moment they exist until teardown.sh.
 #
-#   create.sh [--wait] [--dry-run] [--env=FILE]
+#   create.sh [--server-only | --learner-only] [--wait] [--dry-run] [--env=FILE]
 #
 # --wait: with QUEUED=yes, ask every minute until the requests are granted. Without it the command returns at
 # once; status.sh shows how far they are. Settings: see env.sh.
@@ -39,11 +39,16 @@ await() {
 parse "$@"
 settings
 for option in "${ARGS[@]}"; do
-  [[ $option == --wait ]] || die "unknown option $option; create.sh --help lists what it understands."
-  WAIT=yes
+  case $option in
+    --wait) WAIT=yes ;;
+    --server-only) only server; need SERVER_TPU server ;;
+    --learner-only) only learner ;;
+    *) die "unknown option $option; create.sh --help lists what it understands." ;;
+  esac
 done
-create "$TPU" "$ACCELERATOR"
-if [[ -n $SERVER_TPU ]]; then create "$SERVER_TPU" "$SERVER_ACCELERATOR"; fi
+for vm in $(vms); do
+  if [[ $vm == "$TPU" ]]; then create "$vm" "$ACCELERATOR"; else create "$vm" "$SERVER_ACCELERATOR"; fi
+done
 if [[ $WAIT == yes && $QUEUED == yes ]]; then
   for vm in $(vms); do await "$vm"; done
 fi

@@ -226,8 +226,8 @@ on() {
   run gcloud compute tpus tpu-vm ssh "$vm" "${PLACE[@]}" --worker="$worker" --command="$(words "$@")"
 }
 
-# The VMs that belong to these settings: the learner's and, if there is one, the server's.
+# The VMs of PARTS: the learner's and, if it has one of its own, the server's.
 vms() {
-  echo "$TPU"
-  if [[ -n $SERVER_TPU ]]; then echo "$SERVER_TPU"; fi
+  if has learner; then echo "$TPU"; fi
+  if has server && [[ -n $SERVER_TPU ]]; then echo "$SERVER_TPU"; fi
 }

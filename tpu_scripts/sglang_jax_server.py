@@ -140,7 +140,7 @@ def _attribute(owner: Any, name: str) -> Any:
         kind = getattr(owner, "__name__", type(owner).__name__)
         raise RuntimeError(
             f"This version of sglang-jax has no {kind}.{name}, which weight updates need; use "
-            "the version named in docs/guides/run_on_tpu.md or adapt tpu_scripts/sglang_jax_server.py."
+            "the commits named in docs/notes/tpu.md or adapt tpu_scripts/sglang_jax_server.py."
         ) from None
 
 

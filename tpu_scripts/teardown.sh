@@ -2,14 +2,20 @@
 # Deletes the TPU VMs and their disks, with everything on them, and the queued requests in whatever state:
 # also those that failed or were suspended, which stay in the list until somebody deletes them.
 #
-#   teardown.sh [--yes] [--dry-run] [--env=FILE]
+#   teardown.sh [--server-only | --learner-only] [--yes] [--dry-run] [--env=FILE]
 #
 # Asks before it does so; --yes does not. Ends with what is left in the zone. Settings: see env.sh.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 parse "$@"
 settings
-no_more_options
+for option in "${ARGS[@]}"; do
+  case $option in
+    --server-only) only server; need SERVER_TPU server ;;
+    --learner-only) only learner ;;
+    *) die "unknown option $option; teardown.sh --help lists what it understands." ;;
+  esac
+done
 if [[ $YES == no && $DRY_RUN == no ]]; then
   echo "This deletes $(vms | paste -sd' ') in $ZONE of $PROJECT, with all that sync.sh has not fetched."
   read -r -p "Go on? [y/N] " answer ||

@@ -8,8 +8,10 @@
 #   vm.sh download MODEL           fetches a model from the Hugging Face hub
 #   vm.sh server CHIPS HOST PORT FOLDER TP MEMORY   starts the server, returns when it answers
 #   vm.sh learner CHIPS OPTION...                   starts experiments/main.py
-#   vm.sh status RUN PART... | stop PART            PART: learner or server
-#   vm.sh pack RUN all|results     packs a run for sync.sh, with its checkpoints or without
+#   vm.sh status RUN PART...       PART: learner or server
+#   vm.sh stop PART [--force]      ends it; --force kills it
+#   vm.sh pack RUN all|results     lays a run out for sync.sh, with its newest checkpoint or without
+#   vm.sh unpack                   deletes what pack has laid out
 #
 # CHIPS: all, or a list such as 0,1,2,3 where learner and server share a host.
 set -euo pipefail
@@ -17,6 +19,7 @@ set -euo pipefail
 SHARED=${SHARED:-/srv/coevolve}
 CODE=$HOME/coevolve_jax
 LOGS=$HOME/coevolve_logs
+PACKED=$SHARED/runs/.packed
 PATIENCE=${PATIENCE:-3600} # seconds until the server must answer; its start compiles for many sizes
 
 die() {
@@ -142,19 +145,28 @@ learner() {
   echo "The learner runs; logs.sh --follow shows what it does."
 }
 
+# The learner has all the time that it needs to end its update and save. A server has nothing to save.
 stop() {
   if ! running "$1"; then
     echo "The $1 is not running."
     return
   fi
-  local pid second
+  local pid second=0 signal=TERM
   pid=$(cat "$LOGS/$1.pid")
-  kill -TERM -- "-$pid"
-  for ((second = 0; second < 300; second++)); do
-    running "$1" || break
+  case ${2:-} in
+    "") ;;
+    --force) signal=KILL ;;
+    *) die "stop has no option '$2'; vm.sh --help lists what it understands." ;;
+  esac
+  kill "-$signal" -- "-$pid"
+  while running "$1"; do
     sleep 1
+    second=$((second + 1))
+    if [[ $1 == server && $second -eq 300 ]]; then kill -KILL -- "-$pid"; fi
+    if [[ $((second % 60)) -eq 0 ]]; then
+      echo "The $1 has not ended after $second s; stop.sh $1 --force kills it, saved or not."
+    fi
   done
-  if running "$1"; then kill -KILL -- "-$pid"; fi
   echo "The $1 was stopped."
 }
 
@@ -166,12 +178,40 @@ status() {
   if [[ -f $SHARED/runs/$1/metrics.jsonl ]]; then tail -n 1 "$SHARED/runs/$1/metrics.jsonl"; fi
 }
 
-# tar's exit code 1 says that a file grew while it was read: the metrics of a run that is going on.
+# Lays out a run in a folder beside it, as hard links, which take no room. What the run deletes meanwhile
+# stays there. The link at home is a name without spaces for scp.
 pack() {
   [[ -d $SHARED/runs/$1 ]] || die "there is no run $SHARED/runs/$1; set RUN to one of: $(ls "$SHARED/runs")."
-  local exclude=(--exclude="$1/checkpoints")
-  if [[ $2 == all ]]; then exclude=(); fi
-  tar -czf "$HOME/coevolve_run.tgz" "${exclude[@]}" -C "$SHARED/runs" "$1" || [[ $? -eq 1 ]]
+  local try
+  for ((try = 0; try < 20; try++)); do
+    unpack
+    mkdir -p "$PACKED/$1"
+    ln -sfn "$PACKED" "$HOME/coevolve_packed"
+    if { [[ $2 == results ]] || link_checkpoint "$1"; } && link_results "$1"; then return; fi
+  done
+  unpack
+  die "$SHARED/runs/$1 could not be laid out, for the reasons above; run sync.sh again."
+}
+
+unpack() {
+  rm -rf "$PACKED"
+}
+
+# The newest checkpoint. Its manifest is written last and deleted first: it is whole if that is there after.
+link_checkpoint() {
+  local found newest
+  found=("$SHARED/runs/$1/checkpoints"/step_*/manifest.json)
+  newest=${found[-1]%/manifest.json}
+  [[ $newest != *"/step_*" ]] ||
+    die "$SHARED/runs/$1/checkpoints has no finished checkpoint; wait for one, or leave out --checkpoints."
+  mkdir "$PACKED/$1/checkpoints"
+  cp -al "$newest" "$PACKED/$1/checkpoints/" && [[ -f ${found[-1]} ]]
+}
+
+# The rest, after the checkpoint, so that no log is shorter than that says. The weights are the server's.
+link_results() {
+  find "$SHARED/runs/$1" -mindepth 1 -maxdepth 1 ! -name checkpoints ! -name weights \
+    -exec cp -al -t "$PACKED/$1/" {} +
 }
 
 # arguments COUNT GIVEN...: one sentence instead of an unbound variable.
@@ -192,6 +232,7 @@ case $COMMAND in
   learner) arguments 1 "$@" && learner "$@" ;;
   status) arguments 2 "$@" && status "$@" ;;
   pack) arguments 2 "$@" && pack "$@" ;;
-  stop) arguments 1 "$@" && stop "$1" ;;
+  unpack) unpack ;;
+  stop) arguments 1 "$@" && stop "$@" ;;
   *) die "there is no command '$COMMAND'; vm.sh --help lists them." ;;
 esac

@@ -23,9 +23,10 @@ def cosine(a: Any, b: Any) -> jax.Array:
 
 
 def preconditioned(grads: Any, opt_state: Any, b2: float) -> Any:
-    """The direction of Adam's step for a gradient, without momentum: g / (sqrt(v') + eps).
+    """The direction of Adam's step for a gradient, without momentum and clipping: g / (sqrt(v') + eps).
 
-    v' = (b2 v + (1 - b2) g^2) / (1 - b2^(t + 1)) for the second moment v after t updates.
+    v' = (b2 v + (1 - b2) g^2) / (1 - b2^(t + 1)) for the second moment v after t updates. v holds
+    squares of clipped gradients; g is not clipped.
     """
     found = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState))
     (adam,) = [x for x in found if isinstance(x, optax.ScaleByAdamState)]

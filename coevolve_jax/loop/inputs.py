@@ -16,15 +16,22 @@ WHOLE = 1 << 30  # bytes of a file above which its size and both its ends stand 
 END = 1 << 26  # bytes of an end
 # Those that a run reads to its end. D_0 is made once.
 LASTING = ("config.model", "config.environment.source", "config.environment.template")
+# Endings of the files that weights, tokenizer and chat template are read from.
+MODEL = (".json", ".safetensors", ".jinja", ".model", ".txt")
 
 
 def digests(config: ConfigDict) -> dict[str, str]:
     """Returns 16 hex digits by key, such as "config.model": those of the files at that path.
 
-    Of a user's own tools it is the file itself, and not what that imports. A key is absent where its value is
+    Of a user's own tools it is the file itself, and not what that imports. Of a model's folder only the files
+    of MODEL count: a download leaves a README and its date beside them. A key is absent where its value is
     empty or no path here.
     """
-    return {key: digest(Path(path)) for key, path in _paths(config).items() if path and os.path.exists(path)}
+    return {
+        key: digest(Path(path), MODEL if key == "config.model" else ())
+        for key, path in _paths(config).items()
+        if path and os.path.exists(path)
+    }
 
 
 def begun_with(config: ConfigDict, found: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
@@ -37,9 +44,11 @@ def begun_with(config: ConfigDict, found: Mapping[str, str], recorded: Mapping[s
     Raises ValueError, which names the path, where one of LASTING has another content than at the beginning.
     """
     for key in LASTING:
-        if key in found and found[key] != recorded.get(key, found[key]):
+        path, began = _paths(config)[key], recorded.get(key)
+        # Older runs recorded a digest of all files in a model's folder.
+        if key in found and began and began != found[key] and began != digest(Path(path)):
             raise ValueError(
-                f"{_paths(config)[key]} ({key}) has another content than when this run began: restore it, or "
+                f"{path} ({key}) has another content than when this run began: restore it, or "
                 "go on in a fork, which takes it as it is."
             )
     return {**found, **recorded}
@@ -55,16 +64,23 @@ def _paths(config: ConfigDict) -> dict[str, str | os.PathLike]:
     }
 
 
-def digest(path: Path) -> str:
-    """Returns 16 hex digits of a file, or of the names and the content of all files of a folder."""
+def digest(path: Path, endings: tuple[str, ...] = ()) -> str:
+    """Returns 16 hex digits of a file, or of the names and the content of all files of a folder.
+
+    endings: if given, a folder's files with another ending, and what is hidden, do not count.
+    """
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
+        if file.is_file() and (file == path or not endings or _counts(file.relative_to(path), endings)):
             named = f"{file.relative_to(path)}\0{file.stat().st_size}\0"
             found.update(named.encode("utf-8", "surrogateescape"))
             for part in _parts(file):
                 found.update(part)
     return found.hexdigest()[:16]
+
+
+def _counts(name: Path, endings: tuple[str, ...]) -> bool:
+    return name.name.endswith(endings) and not any(part.startswith(".") for part in name.parts)
 
 
 def _parts(file: Path) -> Iterator[bytes]:

@@ -182,7 +182,8 @@ class Lab(Protocol):
         Only numbers leave the devices. A group whose rewards, with the terms of config.reward added, are all
         equal has influence 0. The groups are the current policy's, such as those of `probe`.
 
-        preconditioned: compare the direction of Adam's step; else the plain gradient.
+        preconditioned: compare the direction of Adam's step, without momentum and clipping; else the plain
+        gradient.
         """
         ...
 

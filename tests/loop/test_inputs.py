@@ -1,6 +1,9 @@
 """A run names the files that its numbers depend on by digests of their content."""
 
+import shutil
+
 import pytest
+from huggingface_hub import _local_folder
 
 from coevolve_jax import config as configs
 from coevolve_jax.loop import inputs
@@ -16,6 +19,43 @@ def test_another_content_or_name_is_another_digest(tmp_path):
         (folder / name).write_text(text)
         found.add(inputs.digest(folder.parent))
     assert len(found) == 4 and all(len(digest) == 16 for digest in found)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of a tiny policy's folder, of one's own."""
+    return shutil.copytree(
+        ROOT / "models" / "tiny_qwen3", tmp_path / ".hub" / "model", copy_function=shutil.copyfile
+    )
+
+
+def test_a_download_of_the_same_model_has_the_same_digest(model):
+    config = configs.override(TINY, {"model": str(model)})
+    before = inputs.digests(config)
+    assert before["config.model"] == inputs.digest(model)  # a folder without anything else keeps its digest
+    _local_folder.write_download_metadata(model, "model.safetensors", "0" * 40, "etag")
+    (model / "README.md").write_text("A model.")
+    (model / ".ipynb_checkpoints").mkdir()
+    (model / ".ipynb_checkpoints" / "config.json").write_text("{}")
+    assert inputs.digests(config) == before
+    for name in ("model.safetensors", "chat_template.jinja", "tokenizer.json", "config.json"):
+        content = (model / name).read_bytes()
+        (model / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert inputs.digests(config) != before
+        (model / name).write_bytes(content)
+    (model / "generation_config.json").write_text("{}")
+    assert inputs.digests(config) != before
+
+
+def test_a_run_goes_on_whose_digest_is_that_of_all_files_of_the_models_folder(model):
+    (model / "README.md").write_text("A model.")
+    config = configs.override(TINY, {"model": str(model)})
+    old = {"config.model": inputs.digest(model)}
+    assert inputs.digests(config) != old
+    assert inputs.begun_with(config, inputs.digests(config), old) == old
+    (model / "chat_template.jinja").write_text("another")
+    with pytest.raises(ValueError, match=r"\(config.model\) has another content"):
+        inputs.begun_with(config, inputs.digests(config), old)
 
 
 def test_of_a_very_large_file_its_size_and_both_ends_count(tmp_path, monkeypatch):

@@ -4,19 +4,24 @@ It records its requests and, if a test wants it, carries them out on this machin
 """
 
 import functools
+import itertools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.config import keys, load_file
+from coevolve_jax.records import checkpoint, logs
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -33,6 +38,7 @@ ONE_HOST = {
 }
 SLICE = {
     **ONE_HOST,
+    "QUEUED": "yes",
     "ACCELERATOR": "v5p-32",
     "SERVER_TPU": "server",
     "SERVER_ACCELERATOR": "v6e-4",
@@ -49,14 +55,14 @@ FAKE = r"""#!/usr/bin/env bash
 case "$*" in
   *"format=value(networkEndpoints"*) echo 10.0.0.7 ;;
   *"format=value(state.state)"*) echo "${STATE:-ACTIVE}" ;;
-  *"delete ${FAILS:-nothing}"*) exit 1 ;;
+  *"delete ${FAILS:-nothing}"* | *"tpu-vm ${FAILS:-nothing} "*) exit 1 ;;
   *"tpu-vm describe ${ABSENT:-nothing} "*) exit 1 ;;
 esac
 [[ -n ${FAKE_VM:-} ]] || exit 0
 for word in "$@"; do
   case $word in --command=*) cd "$FAKE_VM" && HOME=$FAKE_VM exec bash -c "${word#--command=}" ;; esac
 done
-if [[ $4 == scp ]]; then cp "${5/#coevolve:/$FAKE_VM/}" "${6/#coevolve:/$FAKE_VM/}"; fi
+if [[ $4 == scp ]]; then cp -r "${5/#coevolve:/$FAKE_VM/}" "${6/#coevolve:/$FAKE_VM/}"; fi
 """
 
 
@@ -295,6 +301,29 @@ def test_the_status_of_what_is_not_there_yet_is_said_and_the_next_is_asked(fakes
     assert "server-request" in asked and "ssh server" in asked and "ssh coevolve" not in asked
 
 
+@pytest.mark.parametrize("name", ["create", "teardown"])
+@pytest.mark.parametrize("part, vm", [("learner", "coevolve"), ("server", "server")])
+@pytest.mark.parametrize("setup", [SLICE, AT_ONCE], ids=["queued", "at once"])
+def test_one_of_two_vms_is_made_or_deleted_alone(name, part, vm, setup, fakes, tmp_path):
+    log = tmp_path / "log"
+    done = bash(SCRIPTS / f"{name}.sh", f"--{part}-only", "--yes", setup=setup, fakes=fakes, log=log)
+    assert done.returncode == 0, done.stderr
+    asked = [shlex.split(line) for line in log.read_text().splitlines()]
+    made = [words[5] for words in asked if {"create", "delete"} & set(words)]
+    assert made == [vm if setup["QUEUED"] == "no" else f"{vm}-request"]
+    types = [word.partition("=")[2] for words in asked for word in words if "accelerator-type" in word]
+    of = setup["ACCELERATOR" if part == "learner" else "SERVER_ACCELERATOR"]
+    assert types == ([of] if name == "create" else [])
+
+
+@pytest.mark.parametrize("name", ["create", "teardown"])
+def test_a_server_without_a_vm_of_its_own_cannot_be_made_or_deleted_alone(name, fakes, tmp_path):
+    log = tmp_path / "log"
+    done = bash(SCRIPTS / f"{name}.sh", "--server-only", "--yes", setup=ONE_HOST, fakes=fakes, log=log)
+    assert done.returncode == 1 and done.stderr.startswith("Error: SERVER_TPU is not set;")
+    assert not log.exists()
+
+
 @pytest.mark.parametrize("answer", ["n\n", "", "\n"])
 def test_teardown_asks(answer, fakes, tmp_path):
     done = bash(SCRIPTS / "teardown.sh", setup=SLICE, fakes=fakes, log=tmp_path / "log", stdin=answer)
@@ -326,9 +355,10 @@ echo "chips=${TPU_VISIBLE_CHIPS:-all} bounds=${TPU_CHIPS_PER_PROCESS_BOUNDS:-} p
 for word in "$@"; do
   [[ $word == --workdir=* ]] || continue
   run=${word#--workdir=}
-  mkdir -p "$run/checkpoints"
+  mkdir -p "$run/checkpoints/step_00000003" "$run/checkpoints/step_00000004" "$run/weights/version-3"
   echo '{"step": 3}' > "$run/metrics.jsonl"
-  echo big > "$run/checkpoints/0"
+  echo big > "$run/checkpoints/step_00000003/manifest.json"
+  echo "not finished" > "$run/checkpoints/step_00000004/state.json"
 done
 if [[ $* == *doomed* ]]; then echo "Error: it is doomed"; exit 3; fi
 exec sleep 1000
@@ -366,9 +396,9 @@ def machine(tmp_path):
             log=tmp_path / "log",
         )
 
-    run.vm, run.checkout = vm, checkout
+    run.vm, run.checkout, run.shared = vm, checkout, shared
     yield run
-    run("stop.sh")
+    run("stop.sh", "--force")
 
 
 def test_from_setup_to_results_on_one_machine(machine):
@@ -390,14 +420,120 @@ def test_from_setup_to_results_on_one_machine(machine):
 
     assert machine("sync.sh").returncode == 0
     result = machine.checkout / "runs/run"
-    assert (result / "metrics.jsonl").is_file() and not (result / "checkpoints").exists()
-    assert machine("sync.sh", "--checkpoints").returncode == 0 and (result / "checkpoints/0").is_file()
+    assert [path.name for path in result.iterdir()] == ["metrics.jsonl"]
+    at_home = lambda: sorted(path for path in machine.vm.rglob("*") if path.is_file())
+    before = at_home()
+    assert machine("sync.sh", "--checkpoints").returncode == 0
+    assert [path.name for path in (result / "checkpoints").iterdir()] == ["step_00000003"]
+    assert at_home() == before and not (machine.shared / "runs/.packed").exists()
     missing = machine("sync.sh", RUN="other")
     assert missing.returncode == 1 and "set RUN to one of: run." in missing.stderr
 
     assert "The learner was stopped." in machine("stop.sh").stdout
     assert machine("status.sh").stdout.count("not running") == 2
     assert "The server is not running." in machine("stop.sh", "server").stdout
+
+
+def test_what_is_fetched_of_a_run_that_goes_on_can_be_resumed(machine):
+    machine("setup.sh", "--code-only")
+    run, over, arrays = machine.shared / "runs/run", threading.Event(), {"w": np.arange(4096.0)}
+    log, writer = logs.MetricsWriter(run), checkpoint.Writer()
+
+    def train():
+        for step in itertools.count():
+            log.write_step({"step": step})
+            writer.save(run / "checkpoints", step, arrays, {"sizes": log.sizes()}, keep=2)
+            writer.wait()
+            if over.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        while not checkpoint.steps(run / "checkpoints"):
+            assert not training.done(), training.result()
+        done = machine("sync.sh", "--checkpoints")
+        over.set()
+        training.result()
+    writer.close()
+    assert done.returncode == 0, done.stderr
+    fetched = machine.checkout / "runs/run"
+    step, found, state = checkpoint.restore(fetched / "checkpoints", arrays)
+    assert logs.truncate(fetched, state["sizes"]) == step and (found["w"] == arrays["w"]).all()
+
+
+# The run's writer between two files that cp reads: it deletes the checkpoint and has a newer one.
+ROTATING = """#!/usr/bin/env bash
+cd "$SHARED"
+if [[ $* == *step_00000000* ]]; then
+  rm -r runs/run/checkpoints/step_00000000/{arrays,state.json}
+  PATH=${PATH#*:} cp "$@"
+  rm -r runs/run/checkpoints/step_00000000
+  mv later/step_00000001 runs/run/checkpoints/
+else
+  PATH=${PATH#*:} cp "$@"
+fi
+"""
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_not_fetched(machine, tmp_path):
+    machine("setup.sh", "--code-only")
+    run, writer, arrays = machine.shared / "runs/run", checkpoint.Writer(), {"w": np.arange(3.0)}
+    for step, folder in enumerate((run / "checkpoints", machine.shared / "later")):
+        writer.save(folder, step, arrays, {})
+    writer.close()
+    (tmp_path / "bin/cp").write_text(ROTATING)
+    (tmp_path / "bin/cp").chmod(0o755)
+    done = machine("sync.sh", "--checkpoints")
+    assert done.returncode == 0, done.stderr
+    fetched = machine.checkout / "runs/run/checkpoints"
+    assert checkpoint.restore(fetched, arrays)[0] == 1 and len(list(fetched.iterdir())) == 1
+
+
+def test_no_checkpoint_is_fetched_of_a_run_that_has_none_yet(machine):
+    machine("setup.sh", "--code-only")
+    (machine.shared / "runs/run/checkpoints/step_00000000").mkdir(parents=True)
+    done = machine("sync.sh", "--checkpoints")
+    assert done.returncode == 1 and "has no finished checkpoint; wait for one" in done.stderr
+    assert not (machine.checkout / "runs/run").exists()
+
+
+def test_a_failed_copy_leaves_nothing_behind_on_the_vm(machine):
+    machine("setup.sh", "--code-only")
+    (machine.shared / "runs/run").mkdir(parents=True)
+    done = machine("sync.sh", FAILS="scp")
+    assert done.returncode == 1 and "gcloud did not copy run to" in done.stderr
+    assert not (machine.shared / "runs/.packed").exists()
+
+
+# A learner that is asked to end and saves until the file `saved` is there. The VM's `sleep` makes it.
+SAVING = """#!/usr/bin/env bash
+trap 'until [[ -f $HOME/saved ]]; do /bin/sleep 0.01; done; echo saved; exit 75' TERM
+while true; do /bin/sleep 0.01; done
+"""
+SLEEP = """#!/usr/bin/env bash
+echo >> "$HOME/slept"
+if [[ $(wc -l < "$HOME/slept") -ge 310 ]]; then touch "$HOME/saved"; fi
+"""
+
+
+def test_a_learner_has_all_the_time_that_its_save_takes(machine, tmp_path):
+    machine("setup.sh", "--code-only")
+    (machine.vm / "venv-learner/bin/python").write_text(SAVING)
+    assert machine("launch.sh", ENGINE="native").returncode == 0
+    (tmp_path / "bin/sleep").write_text(SLEEP)
+    (tmp_path / "bin/sleep").chmod(0o755)
+    done = machine("stop.sh", "learner")
+    assert done.returncode == 0 and done.stdout.endswith("The learner was stopped.\n")
+    assert "The learner has not ended after 60 s; stop.sh learner --force kills it" in done.stdout
+    assert machine("logs.sh").stdout.endswith("saved\n")
+
+
+def test_a_learner_that_does_not_end_can_be_killed(machine):
+    machine("setup.sh", "--code-only")
+    (machine.vm / "venv-learner/bin/python").write_text(SAVING)
+    assert machine("launch.sh", ENGINE="native").returncode == 0
+    done = machine("stop.sh", "learner", "--force")
+    assert done.stdout == "The learner was stopped.\n" and "saved" not in machine("logs.sh").stdout
 
 
 def test_a_run_without_a_server_on_one_machine(machine):
@@ -411,6 +547,19 @@ def test_a_run_without_a_server_on_one_machine(machine):
     assert alone("status.sh").stdout == 'learner: running\n{"step": 3}\n'
     assert alone("sync.sh").returncode == 0 and (machine.checkout / "runs/run/metrics.jsonl").is_file()
     assert alone("stop.sh").stdout == "The learner was stopped.\n"
+
+
+def test_devices_on_the_cpu_stay_faked_where_the_page_on_several_hosts_sets_its_variables():
+    text = (ROOT / "docs/notes/operation.md").read_text()
+    exports = re.findall(r"^ {4}(export .*)$", text.partition("## Several hosts")[2], re.M)
+    faked = "--xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*exports, 'echo "$XLA_FLAGS"'])],
+        env={**os.environ, "XLA_FLAGS": faked},
+        capture_output=True,
+        text=True,
+    )
+    assert len(exports) == 2 and faked in done.stdout.split() and len(done.stdout.split()) == 2
 
 
 def test_a_server_that_dies_shows_why(machine):

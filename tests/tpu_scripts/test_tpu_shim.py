@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
+import re
 import shutil
 import sys
 from types import ModuleType, SimpleNamespace
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.decoder import ModelConfig
 from tests.support import sglang_jax_fake as fake
+from tests.support.paths import ROOT
 from tpu_scripts import sglang_jax_server as server
 from tpu_scripts.served_weights import ServedWeights
 from tpu_scripts.shim import Refused, check_prompts, mend
@@ -393,8 +395,10 @@ def test_another_build_of_sglang_jax_fails_by_name(folders, path):
     for parent in parents:
         owner = getattr(owner, parent)
     delattr(owner, name)
-    with pytest.raises(RuntimeError, match=rf"This version of sglang-jax has no \w+\.{name}, which weight"):
+    with pytest.raises(RuntimeError, match=rf"no \w+\.{name}, which weight") as told:
         server.SglangJax({"scheduler": module.scheduler})
+    (page,) = re.findall(r"commits named in (\S+) ", str(told.value))
+    assert re.search(r"at commit [0-9a-f]{8}", (ROOT / page).read_text())
     with pytest.raises(RuntimeError, match=r"no scheduler_info\['scheduler'\]"):
         server.SglangJax({"status": "ready"})
 
