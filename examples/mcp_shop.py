@@ -26,10 +26,11 @@ CREATE TABLE orders (id INTEGER PRIMARY KEY, product INTEGER, customer INTEGER, 
 
 
 def make(folder: Path, rng: random.Random) -> None:
-    """Makes one shop, unless it is there."""
-    if folder.exists():
+    """Makes one shop, unless it is there. One without coevolve.json, its last file, is made anew."""
+    if (folder / "coevolve.json").exists():
         return
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "shop.db").unlink(missing_ok=True)
     products = [
         (i, name, rng.randint(2, 40) / 2, rng.randint(0, 30))
         for i, name in enumerate(rng.sample(GOODS, 6), 1)

@@ -40,7 +40,7 @@ ENVIRONMENT = dict(
     # Seconds of processor time. A call that takes more fails its rollout. A reset, and a turn's end with its
     # reference calls, may take 20 times as long, up to a minute.
     call_timeout=Key(5.0, above=0),
-    worker_memory=Key(2.0, least=0),  # GiB
+    worker_memory=Key(2.0, above=0),  # GiB
 )
 # Settings of a server that a world starts (envs/mcp/spec.py).
 SERVER: dict[str, Any] = dict(

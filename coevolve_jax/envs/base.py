@@ -281,12 +281,17 @@ def comparable(answer: str) -> str:
         return answer
 
 
+GRAIN = 2.0**-70  # sums of floats above 1e-5 in size are multiples of it, and hardly any other small float is
+
+
 def rounded(number: float) -> float:
     """Returns a float of 14 digits, 12 of them behind the point at most.
 
-    Sums of the same numbers in another order are equal then, also where they come to 0.
+    Sums of the same numbers in another order are equal then, also where they come to 0. A small number that
+    is no such remainder keeps its 14 digits wherever they stand: it is no multiple of GRAIN.
     """
-    return float(f"{round(number, 12):.14g}") + 0.0  # no -0.0
+    remainder = (number / GRAIN).is_integer()
+    return float(f"{round(number, 12) if remainder else number:.14g}") + 0.0  # no -0.0
 
 
 def digest(value: Any) -> str:

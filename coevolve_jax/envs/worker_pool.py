@@ -284,7 +284,8 @@ class ProcessPool:
                         replies += 1
                         if reply[0] in ("broken", "fatal"):  # the ops after it get the same answer
                             if not world.failure:
-                                by = asked[replies - 1] if reply[0] == "fatal" else ""
+                                now = reply[0] == "fatal" and replies > len(past)  # no replay
+                                by = asked[replies - 1] if now else ""
                                 world.lose(f"environment: {reply[1]}", by)
                         elif replies > len(past):
                             answers.append(reply)

@@ -197,7 +197,7 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
             roles, family.tools, watched, config, None, action_pattern=family.action_pattern
         )
         request = SynthesisRequest(asked, "initial", 0, rng_for(config.seed, "initial"))
-        if servers.started(config):  # few passes, where calls do not repeat and so no task passes
+        if unlike or servers.started(config):  # few passes, where calls do not repeat and so no task passes
             made = synthesizer.synthesize(tasks, contexts, request)
         else:
             made = synthesizer.synthesize_unguided(tasks, scenarios, request)

@@ -115,12 +115,15 @@ def _reward(facts: Facts, lines: Lines) -> Iterator[Finding]:
 def _tasks(facts: Facts, lines: Lines) -> Iterator[Finding]:
     reasons = ", ".join(f"{why} {n}" for why, n in facts.refused.most_common(4))
     why = f" ({facts.proposed} were proposed; refused: {reasons})" if reasons else ""
+    first = "Mend the findings above first: tasks are made of calls that repeat." if facts.unlike else ""
     if not facts.tasks:
         what = f"Exploration makes no task of these tools{why}."
-        yield Finding(True, lines.of(), what, "See what the tools answer, below: most calls must succeed.")
+        remedy = "See what the tools answer, below: most calls must succeed."
+        yield Finding(True, lines.of(), what, first or remedy)
     elif len(facts.tasks) < FEW_TASKS * facts.asked:
         what = f"Exploration finds no more than {len(facts.tasks)} different tasks{why}."
-        yield Finding(False, lines.of(), what, "More tools, more worlds or more values give more tasks.")
+        remedy = "More tools, more worlds or more values give more tasks."
+        yield Finding(False, lines.of(), what, first or remedy)
 
 
 def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines, remedies: Remedies) -> Iterator[Finding]:

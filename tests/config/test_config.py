@@ -558,6 +558,7 @@ def test_a_setting_that_a_strategy_or_explorer_of_ours_does_not_have_is_refused(
         ({"learner.adam_b1": -0.5}, "learner.adam_b1 is -0.5: it must be at least 0"),
         ({"data.max_calls": -5}, "data.max_calls is -5: it must be at least 1"),
         ({"rollout.max_length": -600}, "rollout.max_length is -600: it must be at least 1"),
+        ({"environment.worker_memory": 0.0}, "environment.worker_memory is 0.0: it must be above 0"),
         ({"learner.pack_length": 0}, "learner.pack_length is 0: it must be at least 1"),
     ],
 )

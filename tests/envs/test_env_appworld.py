@@ -136,6 +136,10 @@ class Notebook:
         (["x3"], False),
         (["!3"], False),
         (["!3", "It is 3"], True),
+        (["There are 3 songs in your library."], True),
+        (["One, two, 3, or Anna, Ben, Cleo, Dan, Eva."], False),
+        ([" ".join(map(str, range(1000)))], False),
+        (["\n".join(map(str, range(9, 0, -1)))], False),
     ],
 )
 def test_an_answer_is_told_whole_and_by_code_that_worked(said, passes, monkeypatch):
@@ -146,6 +150,22 @@ def test_an_answer_is_told_whole_and_by_code_that_worked(said, passes, monkeypat
         world.step(call)
     world.end_turn()
     assert world.score().reason == ("passed" if passes else "answer_missing")
+
+
+@pytest.mark.parametrize(
+    "said, missing",
+    [
+        ("3\n['Anna', 'Ben']\n", []),
+        ("songs: 3\nfriends: ['Anna', 'Ben']", []),
+        ("['Anna', 'Ben'] and 3", []),
+        ("['Anna', 'Ben']\nof 12 people", ["3"]),  # shorter than what it follows
+        ("3 4 5\n['Anna', 'Ben']", ["3"]),
+        ("3\n['Anna', 'Cleo']", ["['Anna', 'Ben']"]),
+    ],
+)
+def test_answers_may_be_told_together_and_not_among_others(said, missing):
+    told = ["3", "['Anna', 'Ben']"]
+    assert [out for out in told if not environment.tells(said, out, told)] == missing
 
 
 def test_what_code_calls_is_compared_by_leak_control():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,32 @@ def test_time_and_chance_repeat_and_errors_are_seen(mix):
         [Call("list_products", {}), Call("set_price", {"product_id": 1, "price": 2})],
     )
     assert steps[0].changed == ["requests.json"] and steps[0].first.text.startswith('[{"product_id": 1')
+
+
+def test_helpers_of_one_tool_replace_none_of_another_and_tools_call_each_other(tmp_path):
+    code = """
+        TABLE = "{0}.json"
+        def _load():
+            with open(os.path.join(os.environ["MCP_DB_DIR"], TABLE)) as file:
+                return json.load(file)
+        def read_{0}():
+            return _load()
+    """
+    both = "def read_both():\n    return read_flights() + read_products()"
+    implementations = {
+        "read_both": both,
+        **{
+            f"read_{name}": "import json, os" + textwrap.dedent(code.format(name))
+            for name in ("flights", "products")
+        },
+        "read_again": both.replace("both", "again"),
+    }
+    tools = [{"name": name, "implementation": written} for name, written in implementations.items()]
+    environment(tmp_path, "0001", tools, flights=["F0"], products=["tea"])
+    (flights_and_products,) = folder_tools.scenarios("train", {"template": str(tmp_path)})
+    steps = execute(folder_tools.make, flights_and_products, [Call(name, {}) for name in implementations])
+    answers = [json.loads(step.first.text) for step in steps]
+    assert answers == [["F0", "tea"], ["F0"], ["tea"], ["F0", "tea"]]
 
 
 def test_a_log_can_be_left_out_of_the_state(mix):

@@ -254,6 +254,20 @@ def test_a_worker_lost_in_the_replay_of_the_past_is_our_failure(impatient):
     impatient.close([env_id])
 
 
+def test_a_call_that_ends_its_world_in_the_replay_alone_is_our_failure():
+    task = Task("t", "fragile", {"fails_in": "step", "how": "fatal"}, (Turn("do it"),))
+    with ProcessPool("tests.support.families.fragile", workers=1) as pool:
+        env_ids = pool.reset([task])
+        # Pretends that this call once went well.
+        pool._worlds[env_ids[0]].log.append(json.dumps(["step", fragile.FRAGILE.to_json()]))
+        os.kill(pool.pids[0], signal.SIGKILL)
+        pool._workers[0].process.wait()
+        ((answer,),) = pool.step(env_ids, [[Call("safe", {})]])
+        assert not answer.valid and not answer.fatal
+        (outcome,) = pool.score(env_ids)
+        assert not outcome.valid and outcome.reason == "environment: The call has ended the server."
+
+
 def test_a_hang_in_execute_is_reported_and_harms_no_neighbour(impatient):
     good, bad, last = impatient.execute([(ALL, ADD[:2]), (ALL, [ADD[0], HANG, ADD[1]]), (ALL, [ADD[3]])])
     assert good.valid and last.valid and last.observations[0].text == '{"result": 4}'

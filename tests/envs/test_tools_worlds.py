@@ -101,6 +101,7 @@ def test_the_check_stops_at_worlds_that_share_a_state_and_at_a_reward_outside_0_
     source = written(SHARED + "\n    def get_reward(self):\n        return 100.0\n")
     config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
     found = facts.gather(config, ["train"], worlds=2)
+    assert found.proposed < 100  # 18, where a long search in vain proposes 399
     stops = [str(f) for f in findings.findings(config, found, Lines(source.partition(":")[0])) if f.stops]
     assert re.match(r".*own_world.py:11: add depends on other worlds beside it: add\(n=", stops[0])
     assert stops[1].partition(":20: ")[2].startswith("Own.get_reward returns 100.0. Let it return")
@@ -591,6 +592,8 @@ def test_another_way_to_the_same_result_passes(written):
     other = [
         ((pay(0.1),), (pay(0.1001),)),
         ((pay(1764276000123.25),), (pay(1764276000123.5),)),
+        ((pay(1.602e-19),), (pay(9.1e-31),)),  # small ones, also in answers
+        ((pay(7e-14), show, pay(-7e-14)), (pay(2.5e-13), show, pay(-2.5e-13))),
         ((rate("105"),), (rate("105.01"),)),
         ((asked(5),), (asked(6),)),
         ((give("a"), give("b")), (give("b"), give("a"))),  # an attribute of a mapping
@@ -679,6 +682,19 @@ def test_a_reset_that_hangs_is_told_as_one_that_does_not_return(written, monkeyp
     source = written("import time\n" + SLOTS.replace("self.n, self", "time.sleep(60)\n        self.n, self"))
     with pytest.raises(Refused, match=r"Own.reset\(seed=0\) does not return within 0.3 seconds"):
         worlds(source)
+
+
+def test_a_reset_too_slow_for_all_seeds_is_told_with_its_line_and_scenarios_as_the_remedy(
+    written, monkeypatch
+):
+    tools = envs.family.module("tools")
+    monkeypatch.setattr(tools, "BEGINNING", 0.1)
+    spin = "end = time.process_time() + 0.03\n        while time.process_time() < end: pass\n        "
+    source = written("import time\n" + SLOTS.replace("self.n, self", spin + "self.n, self"))
+    with pytest.raises(Refused, match=r"Own.reset takes [\d.]+ s, too long to begin 120") as why:
+        worlds(source)
+    assert "own_world.py:9: Own.reset" in str(why.value)
+    assert "name fewer in `scenarios`" in str(why.value)
 
 
 def test_a_reset_and_a_turns_end_may_take_longer_than_a_call(written):

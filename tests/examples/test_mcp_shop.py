@@ -33,6 +33,17 @@ def test_the_shops_are_the_same_ones_again_and_no_two_are_alike(shops, tmp_path)
     assert contents(tmp_path / "again") == before
 
 
+def test_shops_that_an_interrupted_run_left_are_made_whole(shops, tmp_path):
+    (tmp_path / "train" / "shop_0").mkdir(parents=True)
+    half = tmp_path / "train" / "shop_1"
+    half.mkdir()
+    with sqlite3.connect(half / "shop.db") as database:
+        database.execute("CREATE TABLE products (id INTEGER PRIMARY KEY, name TEXT)")
+    database.close()
+    subprocess.run([sys.executable, ROOT / "examples" / "mcp_shop.py", tmp_path], check=True)
+    assert contents(tmp_path) == contents(shops) and (half / "coevolve.json").exists()
+
+
 def test_the_values_are_sql_that_works_and_that_a_user_would_type(shops, tmp_path):
     told = list(shops.glob("*/*/coevolve.json"))
     assert len(told) == 36

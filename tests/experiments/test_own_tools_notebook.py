@@ -1,6 +1,7 @@
 """The notebook for own tools, executed whole in a real kernel with a tiny policy: here, and as on Colab."""
 
 import json
+import re
 
 import pytest
 
@@ -56,3 +57,9 @@ def test_its_class_is_that_of_the_guide():
     (cell,) = [cell for cell in notebooks.read(NAME).cells if cell.id == "class"]
     assert cell.source.startswith("%%writefile my_env.py\n")
     assert cell.source.removeprefix("%%writefile my_env.py\n") in PAGE
+
+
+def test_the_page_that_it_shows_is_the_one_that_its_check_writes_whatever_the_source():
+    cells = {cell.id: cell.source for cell in notebooks.read(NAME).cells}
+    (out,) = re.findall(r"--out=(\S+)", cells["check"])
+    assert f'Path("{out}").read_text()' in cells["page"] and "{" not in out

@@ -55,6 +55,16 @@ def test_tools_that_make_no_task_stop_a_training_and_few_tasks_do_not():
     assert not stops and what.startswith("Exploration finds no more than 2 different tasks")
 
 
+@pytest.mark.parametrize("tasks", [(), SOUND.tasks[:2]])
+def test_too_few_tasks_are_blamed_on_calls_that_do_not_repeat_where_there_are_such(tasks):
+    unlike = Unlike(Call("ls", {}), "1", "2", alone=False)
+    remedy = lambda **facts: next(
+        f.remedy for f in found_in(tasks=tasks, **facts) if f.what.startswith("Exploration")
+    )
+    assert remedy(unlike=[unlike]).startswith("Mend the findings above first")
+    assert not remedy().startswith("Mend")
+
+
 def test_calls_that_all_change_the_state_or_never_do_are_told_and_both_kinds_are_sound():
     look, act = a_tool("ls", looked=9), a_tool("rm", changed=9)
     about = lambda **tools: told("the state", tools=tools)

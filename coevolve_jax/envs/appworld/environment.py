@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from coevolve_jax.envs.appworld.calls import read
@@ -11,6 +12,7 @@ from coevolve_jax.envs.appworld.sandbox import SILENT
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
+WORDS = 4  # that may follow an answer, as in "There are 3 songs in your library."
 COMPLETED = "supervisor.tasks"  # key of the task's status and answer in Engine.changes
 
 
@@ -19,8 +21,7 @@ class Environment:
 
     A turn with reference calls passes on three conditions. The databases change as under these calls. The
     task is completed with the same answer, where they complete it. And the output of those that change
-    nothing was printed to the agent too: not as a part of a longer word or number, and not by code that
-    failed.
+    nothing was printed to the agent too (`tells`): not by code that failed, and not as one of many guesses.
     """
 
     def reset(self, task: Task) -> None:
@@ -69,7 +70,8 @@ class Environment:
         told = perform(self._reference, turn)
         if not agree(self._world.ask("changes"), self._reference.ask("changes")):
             return "databases_differ"
-        return "" if all(any(_stands(out, said) for said in self._said) for out in told) else "answer_missing"
+        missing = [out for out in told if not any(tells(said, out, told) for said in self._said)]
+        return "answer_missing" if missing else ""
 
     def score(self) -> Outcome:
         """Returns reward 1 where all turns ended and passed. ValueError for a bare scenario."""
@@ -103,6 +105,19 @@ def agree(changes: dict[str, Any], reference: dict[str, Any]) -> bool:
     return changes == reference
 
 
-def _stands(output: str, said: str) -> bool:
-    """Says whether an output stands in a text, and not as a part of a longer word or number."""
-    return bool(re.search(rf"(?<![\w.-]){re.escape(output)}(?!\w|[.-]\w)", said))
+def tells(said: str, output: str, told: Sequence[str]) -> bool:
+    """Says whether a text tells an output, and not as a part of a longer word or number.
+
+    After the last place of the output come other outputs of `told`, and beside these at most WORDS words
+    without a digit, or no more characters than the output has. Text that lists all possible answers tells
+    one of them.
+    """
+    *_, end = -1, *(m.end() for m in re.finditer(rf"(?<![\w.-]){re.escape(output)}(?!\w|[.-]\w)", said))
+    if end < 0:
+        return False
+    after = said[end:].strip()
+    for other in sorted(told, key=len, reverse=True):
+        after = after.replace(other, " ")
+    words = re.findall(r"\w+", after)
+    plain = len(words) <= WORDS and not re.search(r"\d", after)
+    return plain or len(after.strip()) <= len(output)

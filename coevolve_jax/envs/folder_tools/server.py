@@ -21,17 +21,22 @@ def load(path):
     """Returns the tools of a checkpoint and their functions, by name. A tool without one is left out."""
     with open(path, encoding="utf-8") as file:
         schemas = json.load(file)["data"]["ToolDesignAgent"]["tool_schemas"]
-    names, tools, functions = {"__name__": "tools"}, [], {}
+    shared, spaces, tools, functions = {"__name__": "tools"}, [], [], {}
     for schema in schemas:
+        names = dict(shared)  # its own: a constant or helper of another tool replaces none of it
         try:
             exec(schema["implementation"], names)
             functions[schema["name"]] = names[re.sub(r"\W", "_", schema["name"], flags=re.ASCII)]
         except Exception:
             traceback.print_exc()  # the log says which, the other tools go on
             continue
+        spaces.append(names)
+        shared.update(names)
         parameters = schema.get("parameters") or {"type": "object", "properties": {}}
         described = {"description": schema.get("description") or "", "inputSchema": parameters}
         tools.append({"name": schema["name"], **described})
+    for names in spaces:
+        names.update({**shared, **names})  # a tool may call those after it
     return tools, functions
 
 

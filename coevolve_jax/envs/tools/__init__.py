@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ SPLITS = ("train", "development", "test", "train", "train")
 SEEDS = 120
 SHOWN = 20_000  # characters of an initial state that explorers see; a longer one they see by its answers
 SECONDS = 60.0  # that loading the source, or one reset, may take
+BEGINNING = 480.0  # seconds of processor time that all resets may take: less than remote.ASK_SECONDS
 
 _BEGUN: dict[tuple, list[Task]] = {}  # what `_begun` found, by what determines it
 
@@ -193,7 +195,14 @@ def _begun(tools: Tools, name: str, resets: list[dict]) -> list[Task]:
     if key in _BEGUN:
         return _BEGUN[key]
     found: dict[str, Task] = {}
+    before = time.process_time()
     for number, reset in enumerate(resets):
+        if (spent := time.process_time() - before) > BEGINNING:
+            raise Refused(
+                f"{tools.place(tools.own('reset'))}: {tools.name}.reset takes {spent / (2 * number):.2g} s, "
+                f"too long to begin {len(resets)} worlds twice each: name fewer in `scenarios`, or let it "
+                "be quicker."
+            )
         given = ", ".join(f"{key}={value!r}"[:60] for key, value in reset.items())
         what = f"{tools.place()}: {tools.name}.reset({given})"
         _say(what)
