@@ -89,7 +89,7 @@ def board(testbed: Testbed) -> Board:
         raise ValueError(
             f"{testbed.name} has no finished run of {RANDOM}, which all are compared with: run it."
         )
-    by_seed = {a: own for a, own in every.items() if own.keys() & every[RANDOM].keys()}
+    by_seed = _beside_random(every)
     fitted = many_to_one.fit(by_seed)
     means = _means_of(fitted)
     methods = [a for a in by_seed if a.partition("+")[0] not in CONTROLS]
@@ -249,8 +249,8 @@ def against_probe(fitted: many_to_one.Fit, passed: Sequence[str]) -> dict[str, m
 def rank_intervals(found: Mapping[tuple[str, int], Counts]) -> dict[str, tuple[int, int, float]]:
     """The 95% rank interval and P(best) of each arm, by a bootstrap that crosses seeds and scenarios.
 
-    Samples without any value of an arm are left out of its interval; it cannot be the best in them. Equal
-    bests share the point.
+    Samples without any value of an arm are left out of its interval; it cannot be the best in them. Those
+    without a value of any arm are left out altogether. Equal bests share the point.
     """
     if not found:
         return {}
@@ -262,6 +262,7 @@ def rank_intervals(found: Mapping[tuple[str, int], Counts]) -> dict[str, tuple[i
         own.setdefault(a, {})[s] = np.asarray(c.of_scenarios(there).value(where))
     seeds = {s for values in own.values() for s in values}
     means = many_to_one.bootstrap_means(own, stats.resample(len(seeds), rng, RESAMPLES))
+    means = means[np.isfinite(means).any(axis=1)]
     ranks = many_to_one.ranks(np.nan_to_num(means, nan=-1.0))
     best = (ranks == 1) / (ranks == 1).sum(axis=1, keepdims=True)
     result = {}
@@ -303,9 +304,15 @@ def _by_seed(found: Mapping[tuple[str, int], Counts]) -> dict[str, dict[int, flo
     return values
 
 
+def _beside_random(values: many_to_one.Values) -> dict[str, dict[int, float]]:
+    """The values of RANDOM and of the arms that share a seed with it, which alone can be compared."""
+    base = values.get(RANDOM, {})
+    return {a: dict(own) for a, own in values.items() if own.keys() & base.keys()}
+
+
 def _means(rows: Sequence[Mapping[str, Any]], metric: Any) -> dict[str, float]:
-    """Adjusted means of a secondary metric by arm; {} where no run has it."""
-    values = _by_seed(counts(rows, metric))
+    """Adjusted means of a secondary metric, of the arms that share a seed with RANDOM in it."""
+    values = _beside_random(_by_seed(counts(rows, metric)))
     return _means_of(many_to_one.fit(values)) if values else {}
 
 

@@ -274,7 +274,7 @@ def ranks(means: np.ndarray) -> np.ndarray:
 
 
 def bootstrap_means(by_scenarios: Mapping[str, Mapping[int, np.ndarray]], drawn: np.ndarray) -> np.ndarray:
-    """Adjusted means of bootstrap samples [B, A], NaN where a sample leaves an arm without a seed.
+    """Adjusted means of bootstrap samples [B, A], NaN where a sample leaves an arm without a value.
 
     by_scenarios: arm -> {seed: values [B]}, each already of resampled scenarios. drawn: [B, S], how often
     each seed (sorted) counts. The same least squares as `fit`, with these weights.
@@ -293,6 +293,8 @@ def bootstrap_means(by_scenarios: Mapping[str, Mapping[int, np.ndarray]], drawn:
     for b, counts in enumerate(drawn):
         weight = there * counts * np.isfinite(values[b])  # [A, S]
         a, s = (np.flatnonzero(weight.sum(axis=axis)) for axis in (1, 0))
+        if not a.size:
+            continue
         w, y = weight[np.ix_(a, s)], np.nan_to_num(values[b])[np.ix_(a, s)]
         # Normal equations of value = arm + seed; the least norm fixes their one free constant.
         normal = np.block([[np.diag(w.sum(1)), w], [w.T, np.diag(w.sum(0))]])

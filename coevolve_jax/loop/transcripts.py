@@ -19,15 +19,17 @@ FED = -2  # in place of a policy version, for tokens that were fed and not sampl
 def readable(
     chat: Chat, groups: Sequence[Group], samples: Sequence[TrainingSample], step: int, most: int
 ) -> list[dict]:
-    """Returns up to `most` rows: one trajectory per task and outcome, failures and successes in turn.
+    """Returns up to `most` rows: one trajectory per task and outcome.
 
-    "segments" holds the tokens (see `segments`). "advantage" is the mean over the tokens that the policy
-    sampled; None if the learner did not use the trajectory.
+    Failures and successes come in turn, then rollouts that our own infrastructure failed. "queries" holds
+    what the user said. "segments" holds the tokens (see `segments`). "advantage" is the mean over the tokens
+    that the policy sampled; None if the learner did not use the trajectory.
     """
     learned = {key: round(mean, 4) for key, mean in mean_advantages(samples).items()}
     queries = {g.task.id: [turn.query for turn in g.task.turns] for g in groups}
-    distinct = {(t.task_id, t.outcome.success): t for t in reversed(trajectories_of(groups))}.values()
-    failures, successes = ([t for t in distinct if t.outcome.success == success] for success in (False, True))
+    solved = lambda t: t.outcome.success if t.outcome.valid else None
+    distinct = {(t.task_id, solved(t)): t for t in reversed(trajectories_of(groups))}.values()
+    failures, successes, lost = ([t for t in distinct if solved(t) == kind] for kind in (False, True, None))
     in_turn = [t for pair in itertools.zip_longest(failures, successes) for t in pair if t is not None]
     return [
         {
@@ -39,9 +41,9 @@ def readable(
             "policy_tokens": int(t.mask.sum()),
             "advantage": learned.get(id(t)),
             "segments": segments(chat, t),
-            "queries": queries[t.task_id],
+            "queries": queries[t.task_id][: len(t.turn_starts)],
         }
-        for t in in_turn[:most]
+        for t in [*in_turn, *lost][:most]
     ]
 
 

@@ -157,8 +157,8 @@ def restore(
     return None
 
 
-def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
-    """Copies a checkpoint into another folder of checkpoints, its manifest last.
+def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> dict:
+    """Copies a checkpoint into another folder of checkpoints, its manifest last. Returns the copy's state.
 
     It may be for a run of another config, which begins with the files as they are then. So the copy's state
     has no DIGEST and no INPUTS.
@@ -169,7 +169,7 @@ def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         path.copy(place)
     own = (DIGEST, INPUTS)
-    _replace_state(copied, lambda state: {key: value for key, value in state.items() if key not in own})
+    return _replace_state(copied, lambda state: {k: value for k, value in state.items() if k not in own})
 
 
 def steps(directory: epath.PathLike) -> list[int]:
@@ -209,13 +209,15 @@ def _write_manifest(folder: epath.Path, manifest: Mapping) -> None:
         _sync(path)
 
 
-def _replace_state(folder: epath.Path, change: Callable[[Mapping], Mapping]) -> None:
-    """Replaces the state of a checkpoint at once."""
+def _replace_state(folder: epath.Path, change: Callable[[Mapping], Mapping]) -> dict:
+    """Replaces the state of a checkpoint at once. Returns the new one."""
     manifest = json.loads((folder / _MANIFEST).read_text())
     payload = json.loads(_state_text(folder, manifest))
-    text = json.dumps({**payload, "state": change(payload["state"])})
+    state = dict(change(payload["state"]))
+    text = json.dumps({**payload, "state": state})
     files = manifest["files"] | {_STATE: hashlib.sha256(text.encode()).hexdigest()}
     _write_manifest(folder, {"files": files, "state": text})
+    return state
 
 
 def _state_text(folder: epath.Path, manifest: Mapping) -> str:

@@ -92,14 +92,7 @@ def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:
     log is shorter than recorded: its lost lines cannot be recovered.
     """
     workdir = pathlib.Path(workdir)
-    for name, size in sizes.items():
-        path = workdir / name
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
-            raise ValueError(
-                f"{path} holds {found} bytes where the checkpoint recorded {size}: lines were lost after it "
-                "was saved; restore the file, or start again in a new workdir."
-            )
+    check(workdir, sizes)
     for name, size in sizes.items():
         if (workdir / name).exists():
             os.truncate(workdir / name, size)
@@ -111,6 +104,18 @@ def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:
         if match and int(match[1]) > last:
             path.unlink()
     return last
+
+
+def check(workdir: pathlib.Path, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError if a log of the workdir is shorter than in `sizes`."""
+    for name, size in sizes.items():
+        path = workdir / name
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            raise ValueError(
+                f"{path} holds {found} bytes where the checkpoint recorded {size}: lines were lost after it "
+                "was saved; restore the file, or start again in a new workdir."
+            )
 
 
 def encode(row: Mapping[str, Any]) -> bytes:

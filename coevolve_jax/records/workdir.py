@@ -16,8 +16,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.records import checkpoint, rollouts
-from coevolve_jax.records.files import lock, write_text
+from coevolve_jax.records import checkpoint, logs, rollouts
+from coevolve_jax.records.files import lock, write_lines, write_text
 
 LOCK = "lock"
 # A fork that changes one of these may ask another model.
@@ -186,7 +186,8 @@ def fork(
 
     Raises:
       ValueError: the run, step or key does not exist, or workdir is not empty. Also where a key is of the
-        warm start, or made the tasks, their worlds or the policy before RL, which a fork takes over.
+        warm start, or made the tasks, their worlds or the policy before RL, which a fork takes over, and
+        where the run has lost lines of a log that the checkpoint counts.
     """
     run, workdir = Path(run), Path(workdir).absolute()
     if workdir.exists() and any(workdir.iterdir()):
@@ -224,7 +225,8 @@ def fork(
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as beside:
         half = Path(beside) / workdir.name
         claim(half, config)
-        checkpoint.copy(folder, step, checkpoints(config, half))
+        state = checkpoint.copy(folder, step, checkpoints(config, half))
+        logs.check(run, state["sizes"])
         told = {"run": str(run.absolute()), "step": step, "config_digest": configs.digest(theirs)}
         write_text(half / FORKED, json.dumps({**told, "strategy": theirs.strategy.name}))
         for path in run.glob("*.jsonl"):
@@ -233,6 +235,7 @@ def fork(
             record_model(half, served)
         if (run / "trajectories").is_dir():
             shutil.copytree(run / "trajectories", half / "trajectories")
+        _cut(half, state)
         for name, first in ((rollouts.ROLLOUTS, step), (rollouts.EVALUATIONS, step + 1)):
             if (run / name).is_dir():  # of the steps before the fork's own
                 ignore = rollouts.from_step(first)
@@ -241,6 +244,17 @@ def fork(
             shutil.copytree(run / WARM_START, half / WARM_START, copy_function=_link)
         os.replace(half, workdir)
     return config
+
+
+def _cut(workdir: Path, state: Mapping[str, Any]) -> None:
+    """Takes out of copied files what the other run did after its checkpoint, as a resumed run does.
+
+    state: of the checkpoint.
+    """
+    logs.MetricsWriter(workdir, state["sizes"]).close()
+    tasks, records = state["tasks"]["tasks"], state["tasks"]["records"]
+    write_lines(workdir / "tasks.jsonl", [{**task, "record": records[task["id"]]} for task in tasks])
+    write_lines(workdir / "evaluations.jsonl", state["evaluations"])
 
 
 def _link(source: str, target: str) -> None:

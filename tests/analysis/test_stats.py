@@ -1,12 +1,13 @@
 """Intervals and tests against published values, brute force and their defining properties."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, permutation_test
 
 from coevolve_jax.analysis import stats
 
@@ -68,6 +69,27 @@ def test_permutation_on_darwins_maize():
     assert stats.paired_by_task([0] * 15, d).p == pytest.approx(1726 / 32768)
     many = stats.paired_by_task([0] * 60, d * 4, seed=3)
     assert many == stats.paired_by_task([0] * 60, d * 4, seed=3) and many.p < 1e-3
+
+
+@pytest.mark.parametrize("clusters", [14, 15, 16, 40])
+def test_the_p_of_a_permutation_test_does_not_depend_on_how_many_flips_are_in_memory(clusters):
+    d = np.random.default_rng(clusters).normal(0.3, 1.0, clusters)
+    difference = lambda x, y, axis: np.sum(x - y, axis=axis)
+    how = {"permutation_type": "samples", "vectorized": True, "n_resamples": stats.FLIPS}
+    rng = np.random.default_rng(0)
+    at_once = permutation_test((d, np.zeros(clusters)), difference, **how, rng=rng).pvalue
+    assert 0 < at_once < 1 and stats.paired_by_task(np.zeros(clusters), d).p == at_once
+
+
+def test_a_comparison_over_many_scenarios_needs_little_memory():
+    d = np.random.default_rng(0).normal(0.1, 1.0, 300)
+    tracemalloc.start()
+    try:
+        stats.paired_by_task(np.zeros(300), d)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < stats.FLIPS * 300 * 8  # bytes of all sign vectors, of which scipy makes several copies
 
 
 def test_no_change_is_no_evidence():

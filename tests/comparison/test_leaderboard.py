@@ -646,6 +646,52 @@ def test_five_seeds_are_enough_for_a_rank_and_equal_bests_share_the_point():
     assert found == {"my.x": (1, 1, 0.5), "my.y": (1, 1, 0.5), "random": (3, 3, 0), "static": (4, 4, 0)}
 
 
+def bed(values, trials=100, **more):
+    """A testbed with one row for each arm, seed and place. values: (arm, seed) -> [(row, successes)]."""
+    where = {"split": "test", "step": 55, "calls": "a"}
+    rows = [
+        {**where, "arm": arm, "seed": seed, "trials": trials, "samples": trials, "successes": n, **row}
+        for (arm, seed), own in values.items()
+        for row, n in own
+    ]
+    costs = [{"arm": arm, "seed": seed, "diverged": None} for arm, seed in values]
+    return testbed.Testbed("t", plan(joined=[], arms=[]), rows, costs)
+
+
+def test_resampled_scenarios_without_a_task_of_the_measure_are_left_out_of_ranks():
+    """Two of eight scenarios have a task with a weak tool, so a tenth of all samples has none."""
+    row = lambda i: {"set": "balanced", "task": f"t{i}", "scenario": f"s{i}", "weak": "a" if i < 2 else ""}
+    values = {
+        (arm, seed): [(row(i), skill + seed) for i in range(8)]
+        for arm, skill in (("random", 40), ("my.x", 60), ("my.y", 50))
+        for seed in range(5)
+    }
+    found = {r["method"]: r for r in leaderboard.board(bed(values)).rows}
+    ranks = {a: (r["rank_lo"], r["rank_hi"], r["p_best"]) for a, r in found.items()}
+    assert ranks == {"my.x": (1, 1, 1.0), "my.y": (2, 2, 0.0), "random": (3, 3, 0.0)}
+
+
+def test_a_second_measure_is_told_of_arms_that_share_a_seed_with_random_in_it():
+    """In the second set random lost seed 0 and my.x seed 1; my.y has both."""
+    row = lambda name: {"set": name, "task": "t", "scenario": "s", "weak": "a"}
+    lost = lambda name: {**row(name), "trials": 0, "successes": 0}
+    gone = {("random", 0), ("my.x", 1)}
+    values = {
+        (arm, seed): [
+            (row("balanced"), 50 + k + 3 * seed),
+            (lost("iid") if (arm, seed) in gone else row("iid"), 40 + k + seed),
+        ]
+        for k, arm in enumerate(("random", "my.x", "my.y"))
+        for seed in (0, 1)
+    }
+    told = {r["method"]: r["iid"] is not None for r in leaderboard.board(bed(values)).rows}
+    assert told == {"random": True, "my.x": False, "my.y": True}
+    without = {key: own for key, own in values.items() if key[0] != "my.y"}
+    board = leaderboard.board(bed(without))
+    assert {r["method"]: r["iid"] for r in board.rows} == {"random": pytest.approx(0.41), "my.x": None}
+    assert "| `my.x` |" in leaderboard_page.page([board], [])
+
+
 def test_more_rollouts_than_the_budget_and_cells_of_several_commits_are_told(tmp_path):
     bed = testbed.load("bfcl", [folder(tmp_path / "runs")])
     cost = lambda r: {"rollouts": 7800 if (r["arm"], int(r["seed"])) == ("my.good", 203) else 7100}

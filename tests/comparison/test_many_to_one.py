@@ -253,5 +253,12 @@ def test_a_sample_without_a_value_of_a_seed_is_as_one_that_lacks_the_seed():
     assert m.bootstrap_means(values, drawn) == pytest.approx(m.bootstrap_means(lacking, drawn), nan_ok=True)
 
 
+def test_a_sample_without_a_value_of_any_arm_has_no_means():
+    drawn = np.array([[1, 1], [2, 0], [1, 1]])
+    by = {a: {s: np.array([0.1, np.nan, 0.3]) for s in (0, 1)} for a in "xy"}
+    wanted = np.array([[0.1, 0.1], [np.nan, np.nan], [0.3, 0.3]])
+    assert m.bootstrap_means(by, drawn) == pytest.approx(wanted, nan_ok=True)
+
+
 def test_ranks_count_what_is_better():
     assert m.ranks(np.array([[0.3, 0.5, 0.5, 0.1]])).tolist() == [[3, 1, 1, 4]]

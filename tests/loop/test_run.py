@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax import train as training
+from coevolve_jax.analysis.loading import load_run
 from coevolve_jax.comparison import plan
 from coevolve_jax.harness.campaign import Campaign
 from coevolve_jax.loop import initial
@@ -81,6 +82,18 @@ def test_a_fork_has_the_groups_of_the_steps_before_it(whole, tmp_path):
     assert len(list((tmp_path / "fork" / "rollouts").iterdir())) == 4
     assert rollouts.steps(whole, rollouts.EVALUATIONS) == [0, 4]
     assert rollouts.steps(tmp_path / "fork", rollouts.EVALUATIONS) == [0]
+
+
+def test_a_fork_that_has_not_begun_is_the_run_up_to_there(whole, tmp_path):
+    fork(whole, 1, tmp_path / "fork")
+    made, all_of = load_run(tmp_path / "fork"), load_run(whole)
+    assert made.rows == all_of.rows[:1] and len(all_of.rows) == 4
+    assert made.evaluations == [row for row in all_of.evaluations if row["step"] == 0]
+    assert made.signals == [row for row in all_of.signals if row["step"] < 1]
+    assert made.trajectories == [(step, rows) for step, rows in all_of.trajectories if step < 1]
+    assert len(made.tasks) == made.rows[-1]["tasks"] < len(all_of.tasks)
+    fork(whole, 4, tmp_path / "late")
+    assert (tmp_path / "late" / "tasks.jsonl").read_bytes() == (whole / "tasks.jsonl").read_bytes()
 
 
 def test_a_fork_goes_on_with_another_strategy_from_there(whole, tmp_path):

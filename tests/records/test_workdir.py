@@ -7,18 +7,21 @@ import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.loading import load_run
+from coevolve_jax.records import logs
+from coevolve_jax.records.files import write_lines
 from coevolve_jax.records.workdir import claim, fork
 from tests.support.paths import ROOT
 
 CONFIG = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
 
 
-def begun(workdir, config, step=10):
-    """Writes what a fork of a step needs of a run."""
+def begun(workdir, config, step=10, **state):
+    """Writes what a fork of a step needs of a run. state: what its checkpoint holds, besides what it must."""
     folder = workdir / "checkpoints" / f"step_{step:08d}"
     folder.mkdir(parents=True)
-    state = json.dumps({"state": {"digest": configs.digest(config)}})
-    (folder / "manifest.json").write_text(json.dumps({"files": {}, "state": state}))
+    empty = {"sizes": {}, "evaluations": [], "tasks": {"tasks": [], "records": {}}}
+    text = json.dumps({"state": {"digest": configs.digest(config), **empty, **state}})
+    (folder / "manifest.json").write_text(json.dumps({"files": {}, "state": text}))
     (workdir / "config.json").write_text(configs.to_json(config))
 
 
@@ -32,6 +35,36 @@ def test_a_fork_tells_the_run_the_step_and_the_strategy_that_it_goes_on_from(tmp
         **told,
     }
     assert load_run(tmp_path / "fork").forked["step"] == 10 and load_run(tmp_path / "run").forked == {}
+
+
+def test_a_fork_has_nothing_of_what_the_run_did_after_the_checkpoint(tmp_path):
+    run, rows = tmp_path / "run", [{"step": step} for step in range(12)]
+    sizes = {"metrics.jsonl": 10 * len(logs.encode(rows[0])), "signals.jsonl": 0}
+    pool = {"tasks": [{"id": "a"}], "records": {"a": {"trained": 1}}}
+    begun(run, CONFIG, sizes=sizes, evaluations=rows[:1], tasks=pool)
+    for name in ("metrics", "signals", "evaluations", "llm_calls", "costs"):
+        write_lines(run / f"{name}.jsonl", rows)
+    write_lines(run / "tasks.jsonl", [{"id": i, "record": {"trained": 9}} for i in "ab"])
+    for step in (9, 10):
+        path = run / "trajectories" / f"step_{step:05d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        write_lines(path, rows[:1])
+    before = {path: path.read_bytes() for path in run.rglob("*.jsonl")}
+    fork(run, 10, tmp_path / "fork")
+    found = load_run(tmp_path / "fork")
+    assert (found.rows, found.evaluations) == (rows[:10], rows[:1])
+    assert found.signals == found.llm_calls == found.costs == []
+    assert found.tasks == [{"id": "a", "record": {"trained": 1}}]
+    assert [step for step, _ in found.trajectories] == [9]
+    assert {path: path.read_bytes() for path in run.rglob("*.jsonl")} == before
+
+
+def test_a_run_that_lost_lines_of_a_log_is_not_forked(tmp_path):
+    begun(tmp_path / "run", CONFIG, sizes={"metrics.jsonl": 40})
+    write_lines(tmp_path / "run" / "metrics.jsonl", [{"step": 0}])
+    with pytest.raises(ValueError, match="run/metrics.jsonl holds 12 bytes where the checkpoint recorded 40"):
+        fork(tmp_path / "run", 10, tmp_path / "fork")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize(

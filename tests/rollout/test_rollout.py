@@ -26,7 +26,7 @@ from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
 from coevolve_jax.strategies.groups import spans
-from coevolve_jax.types import Call, Group, Hint, Macro, Step, Task, TrainingSample, Turn
+from coevolve_jax.types import Call, Group, Hint, Macro, Outcome, Step, Task, TrainingSample, Turn
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "models" / "tiny_qwen3"
@@ -264,6 +264,23 @@ def test_what_is_logged_to_read_is_one_of_each_outcome_in_turn(policy, env_pool)
     assert [r["advantage"] for r in rows] == [None, 0.75]
     assert readable(policy.chat, groups, samples, 4, most=1) == rows[:1]
     assert rows[0]["queries"] == [turn.query for turn in TASK.turns]
+
+
+def test_what_is_logged_to_read_has_the_queries_that_the_user_said(policy, env_pool):
+    t, _ = play(policy, env_pool, RIGHT, max_messages=1)
+    assert t.stop == "step_limit" and t.turn_starts == (0,)
+    (row,) = readable(policy.chat, [Group(TASK, (t,))], [], 4, most=8)
+    assert row["queries"] == [TASK.turns[0].query]
+
+
+def test_a_lost_rollout_is_logged_to_read_beside_the_failure_of_its_task_and_after_it(policy, env_pool):
+    right, wrong = (play(policy, env_pool, m)[0] for m in (RIGHT, ["Done.", "Done."]))
+    lost = dataclasses.replace(wrong, stop="engine", outcome=Outcome(0.0, False, valid=False))
+    tries = [dataclasses.replace(t, rollout_index=i) for i, t in enumerate((lost, lost, wrong, wrong, right))]
+    rows = readable(policy.chat, [Group(TASK, tuple(tries))], [], 4, most=8)
+    assert [(r["rollout_index"], r["valid"], r["success"]) for r in rows] == [
+        (2, True, False), (4, True, True), (0, False, False),
+    ]  # fmt: skip
 
 
 def test_trajectories_hold_exactly_what_was_sampled(policy, env_pool):
