@@ -22,7 +22,7 @@ from coevolve_jax import event_loop
 from coevolve_jax.llm.answers import Fault, Form, book, read
 from coevolve_jax.llm.cache import Cache
 from coevolve_jax.llm.calls import LLMCall
-from coevolve_jax.llm.endpoint import AGAIN, Endpoint, message
+from coevolve_jax.llm.endpoint import AGAIN, BYTES_PER_TOKEN, Endpoint, message
 from coevolve_jax.llm.prompting import Question
 from coevolve_jax.llm.served import Served, address, choose, from_cache, going_on
 
@@ -31,10 +31,10 @@ T = TypeVar("T")
 FAULTS = {  # kind -> its meaning, for the section of the config that the client reads
     "unreachable": "no connection, or it broke off",
     "deadline": "no whole answer within {section}.timeout seconds",
-    "rate_limited": "status 429",
-    "server_error": "status 5xx",
-    "unauthorized": "status 401 or 403: the key",
-    "bad_request": "another status 4xx: the model's name, or a parameter that the server does not know",
+    "rate_limited": "too many questions for the server",
+    "server_error": "the server failed",
+    "unauthorized": "the key is missing, or not accepted",
+    "bad_request": "the server refuses the model's name or a parameter",
     "too_large": "more than {section}.max_bytes",
     "no_protocol": "not an answer of the protocol, such as a page of HTML",
     "no_choices": "an answer without a message",
@@ -75,6 +75,7 @@ class Client:
         self.llm_calls: list[LLMCall] = []
         self._cache = Cache(config.cache, section) if config.cache else None
         self._said: set[str] = set()
+        self._details: dict[str, str] = {}  # of the first fault of each kind
         self._endpoint, self._address = Endpoint(config), address(config.base_url)
         self._served = Served(**recorded) if recorded else None
         self._settled, self._away = False, ""  # whether the server serves _served; the fault if it is away
@@ -106,7 +107,7 @@ class Client:
         try:
             return self.settle()
         except Fault as fault:
-            self._away = fault.kind
+            self._away = self._noted(fault)
             return self._served
 
     @property
@@ -122,16 +123,9 @@ class Client:
         At most config.concurrency questions are asked at once. The budget is checked before a batch, not
         within it.
         """
-        c = self._config
-        spent = (
-            c.budget_tokens and self.costs["llm_tokens"] >= c.budget_tokens,
-            c.budget_money and self.costs["money"] >= c.budget_money,
-        )
-        if any(spent):
+        if spent := self._spent():
             self.costs["llm_faults/budget"] += len(questions)
-            self._say(
-                "budget", f"The budget of config.{self._section} is spent: no more questions are asked."
-            )
+            self._say("budget", f"{spent}: no more questions are asked.")
             return [None] * len(questions)
         # System prompts are long and mostly equal: interned, they take memory once.
         llm_calls = [LLMCall(role, q.about, sys.intern(q.system), q.user) for q in questions]
@@ -147,17 +141,36 @@ class Client:
         return answers
 
     def unanswered(self, costs: Mapping[str, float]) -> str:
-        """Implements Roles.unanswered. Nothing answers if all questions met faults of the endpoint."""
+        """Implements Roles.unanswered.
+
+        Nothing answers if all questions met faults of the endpoint, or if a budget was spent before them.
+        """
         faults = {k.removeprefix("llm_faults/"): n for k, n in costs.items() if k.startswith("llm_faults/")}
         faults.pop("cache", None)  # not a fault of the server
         answered = any(k.startswith("llm_requests/") for k in costs)
+        if not answered and set(faults) == {"budget"}:
+            return f"{self._spent()}: raise it, or ask for fewer tasks."
         if answered or not faults or not set(faults) <= set(ENDPOINT):
             return ""
         met = ", ".join(f"{n} times {kind} ({self._meaning(kind)})" for kind, n in faults.items())
         return self._unreached(met)
 
+    def _spent(self) -> str:
+        """Says which budget is spent; "" where none is."""
+        for key, cost in (("budget_tokens", "llm_tokens"), ("budget_money", "money")):
+            if (most := self._config[key]) and self.costs[cost] >= most:
+                return f"config.{self._section}.{key} = {most} is spent"
+        return ""
+
+    def _noted(self, fault: Fault) -> str:
+        """Keeps the first detail of each kind of fault, for messages. Returns the kind."""
+        self._details.setdefault(fault.kind, fault.detail)
+        return fault.kind
+
     def _meaning(self, kind: str) -> str:
-        return FAULTS[kind].format(section=self._section)
+        """Explains a kind of fault, with what the server said when it was first met."""
+        meaning, detail = FAULTS[kind].format(section=self._section), self._details.get(kind)
+        return f"{meaning}; {detail}" if detail else meaning
 
     def _unreached(self, met: str) -> str:
         return (
@@ -193,11 +206,11 @@ class Client:
                 async with limit:
                     return await self._ask(under_way, away, question, form, llm_call)
             except Fault as fault:
-                llm_call.fault = fault.kind
+                llm_call.fault = kind = self._noted(fault)
                 self._say(
-                    fault.kind,
-                    f"The endpoint config.{self._section}.base_url = {self._address!r}: {fault.kind} "
-                    f"({fault.detail or self._meaning(fault.kind)}).",
+                    kind,
+                    f"The endpoint config.{self._section}.base_url = {self._address!r}: {kind} "
+                    f"({self._meaning(kind)}).",
                 )
                 return None
 
@@ -230,6 +243,12 @@ class Client:
             llm_call.answers.append(reply["text"])
             llm_call.tokens_in += reply["tokens_in"]
             llm_call.tokens_out += reply["tokens_out"]
+            if reply.get("estimated"):  # answers of earlier versions lack it
+                self._say(
+                    "estimated",
+                    f"The endpoint config.{self._section}.base_url = {self._address!r} does not say how many "
+                    f"tokens it used: one for each {BYTES_PER_TOKEN} bytes of text is booked.",
+                )
             try:
                 return read(message(reply), form)
             except Fault as fault:

@@ -11,7 +11,7 @@ import ipaddress
 import json
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx2
@@ -27,6 +27,8 @@ AGAIN = ("unreachable", "deadline", "rate_limited", "server_error", "no_choices"
 GIVEN_UP = ("abort", "error")  # finish reasons of an answer that the server did not end
 SECRET = 16  # characters from which a key counts as a secret
 PAUSE = 0.5  # seconds before the second attempt; doubles with each attempt
+QUOTED = 200  # characters of a server's error that are repeated
+BYTES_PER_TOKEN = 3  # of a text whose tokens a server does not count
 
 T = TypeVar("T")
 
@@ -42,11 +44,8 @@ class Endpoint:
 
         async def once() -> dict:
             # A plain post: chat.completions.create would walk through the schema at every request.
-            return condense(
-                await self._call(
-                    self._server.post("/chat/completions", body=request, cast_to=httpx2.Response)
-                )
-            )
+            answer = self._server.post("/chat/completions", body=request, cast_to=httpx2.Response)
+            return condense(await self._call(answer), request)
 
         return await self._persist(once)
 
@@ -91,13 +90,16 @@ class Endpoint:
             kind = {429: "rate_limited", 401: "unauthorized", 403: "unauthorized"}.get(status) or (
                 "server_error" if status >= 500 else "bad_request"
             )
-            detail, wait = f"status {status}", _seconds(error.response.headers.get("retry-after"))
+            detail = f"status {status}{self._words(error.body)}"
+            wait = _seconds(error.response.headers.get("retry-after"))
         except openai.APIError as error:
             kind = "too_large" if isinstance(error.__cause__, _TooLarge) else kind
         except _TooLarge:
             kind = "too_large"
         except (httpx2.HTTPError, UnicodeError, OSError):
             pass
+        except Exception as error:  # the library met an answer that it does not expect
+            kind, detail = "no_protocol", type(error).__name__
         raise Fault(kind, detail, wait) from None
 
     @functools.cached_property
@@ -116,14 +118,20 @@ class Endpoint:
             http_client=_http(c.base_url, c.max_bytes),
         )
 
+    def _words(self, body: Any) -> str:
+        """Quotes the message of an error's body; "" where it has none."""
+        said = body.get("message") if isinstance(body, Mapping) else None
+        return f": {self._without_key(said)[:QUOTED]!r}" if isinstance(said, str) and said else ""
+
     def _without_key(self, text: str) -> str:
         """Removes the key, which a server may echo. A short key is no secret but a word, such as "none"."""
         return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
 
 
-def condense(body: str) -> dict:
+def condense(body: str, request: Mapping[str, Any]) -> dict:
     """Reduces a chat completion to the fields that we read, as JSON values. The cache keeps the same.
 
+    Tokens that the server does not count are estimated from the texts of the request and of the answer.
     Raises Fault: "no_protocol" for a body that is no chat completion, "no_choices" for one without a message,
     "given_up" for one that the server did not end.
     """
@@ -142,9 +150,13 @@ def condense(body: str) -> dict:
     if choice.get("finish_reason") in GIVEN_UP:
         raise Fault("given_up")
     text, reasoning = message.get("content"), message.get("reasoning_content")
+    asked = [each["content"] for each in request["messages"]]
+    answered = [each for each in (text, reasoning) if isinstance(each, str)]
+    tokens_in, tokens_out = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     return {
-        "tokens_in": _count(usage.get("prompt_tokens")),
-        "tokens_out": _count(usage.get("completion_tokens")),
+        "tokens_in": tokens_in or _estimate(asked),
+        "tokens_out": tokens_out or _estimate(answered),
+        "estimated": not tokens_in or (not tokens_out and any(answered)),
         "finish": str(choice.get("finish_reason")),
         "text": whole(text) if isinstance(text, str) else "",
         "refusal": bool(message.get("refusal")),
@@ -175,6 +187,11 @@ def _count(value: Any) -> int:
     return int(value) if sound else 0
 
 
+def _estimate(texts: Sequence[str]) -> int:
+    """Estimates the tokens of texts, rounded up."""
+    return math.ceil(sum(len(text.encode(errors="replace")) for text in texts) / BYTES_PER_TOKEN)
+
+
 def _seconds(header: str | None) -> float:
     """Reads Retry-After in seconds; 0 for a date, or for nothing."""
     try:
@@ -191,21 +208,25 @@ class _TooLarge(Exception):
 def _http(base_url: str, most: int) -> httpx2.AsyncClient:
     """Makes a client that raises _TooLarge for answers of more than `most` bytes.
 
+    It opens as many connections as there are questions at once, which `concurrency` limits.
     It uses the environment's proxies, but none for a server on this machine. Raises ValueError for a proxy
     that cannot be used. The message does not repeat its address, which may hold a password.
     """
     # With a transport given, the client does not look for proxies.
-    direct = httpx2.AsyncHTTPTransport() if _is_local(base_url) else None
+    limits = httpx2.Limits(max_connections=None)
+    direct = httpx2.AsyncHTTPTransport(limits=limits) if _is_local(base_url) else None
 
     async def bounded(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":  # it may unpack to any size
             raise _TooLarge
+        response.encoding = "utf-8"  # as JSON is, whatever codec the header names
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream, most)
 
     try:
         return httpx2.AsyncClient(
             transport=direct,
+            limits=limits,
             headers={"Accept-Encoding": "identity"},
             event_hooks={"response": [bounded]},
         )

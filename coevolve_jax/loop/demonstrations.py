@@ -25,7 +25,9 @@ from coevolve_jax.loop.initial import (
     task_pool,
 )
 from coevolve_jax.records.files import write_lines, write_text
-from coevolve_jax.records.workdir import MADE
+from coevolve_jax.records.llm_calls import Packer
+from coevolve_jax.records.logs import LLM_CALLS
+from coevolve_jax.records.workdir import MADE, record_model, recorded_model
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
 from coevolve_jax.types import Task, Trajectory
@@ -47,7 +49,12 @@ class Demonstrations(NamedTuple):
 
 
 def make_tasks(
-    config: ConfigDict, policy: Policy, engine: Engine | None, env_pool: ProcessPool, folder: Path
+    config: ConfigDict,
+    policy: Policy,
+    engine: Engine | None,
+    env_pool: ProcessPool,
+    folder: Path,
+    workdir: Path,
 ) -> tuple[list[Task], Counter[str]]:
     """Returns the tasks to demonstrate, none near an evaluation task of the run, and refusals of others.
 
@@ -56,14 +63,19 @@ def make_tasks(
     later calls, and its held_out.jsonl the held-out tasks: where the policy explores, the one that is learned
     would make others.
 
-    policy, engine: for an explorer that asks the policy.
+    policy, engine: for an explorer that asks the policy. workdir: records the model that answers, whose
+    questions go to the folder's llm_calls.jsonl.
+
+    Raises ValueError where that model is needed and away, or differs from the recorded one.
     """
     c, path, tasks = config, folder / "tasks.jsonl", task_pool(config)
     if path.exists():
         made = json.loads((folder / MADE).read_text())
         return list(tasks.read(path)), Counter(made["refused"])
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
-        roles = build.explorer(c, policy, engine, agent=agent)
+        roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
+        if roles.served and not roles.initial:  # else rules explore
+            record_model(workdir, roles.served())
         synthesizer = lambda guard, fits=agent.fits: build.synthesizer(c, roles, env_pool, guard, fits)
         held_out = held_out_tasks(c, synthesizer(None, build.evaluation_agent(c, agent).fits))
         guarded = synthesizer(leak_guard(c, held_out))
@@ -79,6 +91,8 @@ def make_tasks(
     made = {"refused": dict(refused), "costs": dict(roles.costs or {})}
     write_lines(folder / "held_out.jsonl", [task.to_json() for task in held_out])
     write_text(folder / MADE, json.dumps(made, indent=1))
+    if roles.llm_calls:
+        write_lines(folder / LLM_CALLS, list(Packer().pack(roles.llm_calls)))
     tasks.write(path)
     return list(tasks), refused
 

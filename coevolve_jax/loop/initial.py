@@ -77,25 +77,25 @@ def bootstrap(
     `held_out`, and only what evolution adds is explored. D_0 then lacks those near an evaluation task. With a
     section config.testbed each weak tool comes `least` to `most` times in D_0. `Roles.initial` explores for
     all of these, if the explorer has it. After a warm start the held-out tasks are those that its tasks were
-    kept apart from, and the ledger begins with what its explorer cost.
+    kept apart from, and what its explorer cost counts, in the ledger and for a budget.
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
       eval_agent: from `build.evaluation_agent`. Held-out tasks fit its limits.
     """
-    c, seconds, warm = config, {}, workdir / WARM_START
+    c, seconds, warm, unguarded = config, {}, workdir / WARM_START, synthesizer(None, eval_agent.fits)
+    spent = unguarded.roles.costs
+    if spent is not None and (warm / MADE).exists():
+        spent.update(json.loads((warm / MADE).read_text())["costs"])  # of roles that are gone
     with timed(seconds, "other"):
         if (warm / "held_out.jsonl").exists():
             held_out = build.held_out_tasks(warm)
         else:
-            held_out = held_out_tasks(c, synthesizer(None, eval_agent.fits))
+            held_out = held_out_tasks(c, unguarded)
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True, workdir=workdir)
-    costs = Counter(synthesizer(None).roles.costs)
-    if (warm / MADE).exists():
-        costs.update(json.loads((warm / MADE).read_text())["costs"])  # of other roles, which are gone
-    ledger = Counter({EXPLORER + key: n for key, n in costs.items()})
+    ledger = Counter({EXPLORER + key: n for key, n in (spent or {}).items()})
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 

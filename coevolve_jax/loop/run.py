@@ -141,9 +141,13 @@ class Run:
     ):
         self.config, self.workdir, self.state = config, workdir, state
         self._logs = MetricsWriter(workdir, saved and saved["sizes"], trackers)
-        self._packer = Packer(
-            read_lines(workdir / LLM_CALLS) if saved and LLM_CALLS in saved["sizes"] else ()
-        )
+        asked, before = [], workdir / WARM_START / LLM_CALLS
+        if saved and LLM_CALLS in saved["sizes"]:
+            asked = read_lines(workdir / LLM_CALLS)
+        elif saved is None and before.exists():
+            asked = list(read_lines(before))
+            self._logs.append(LLM_CALLS, asked)
+        self._packer = Packer(asked)
         self._saved = None if saved is None else self._moment  # of the newest checkpoint
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)

@@ -10,6 +10,8 @@ The folder of a warm start:
     config.json      the run's config
     tasks.jsonl      the tasks; made.json has refusals, and what a model as explorer cost
     held_out.jsonl   the evaluation tasks that they are kept apart from, for the run
+    llm_calls.jsonl  the questions to a model as explorer and its answers; the run's own file begins with them
+    explorer.json    who that model is; for a warm start of a run it is in the workdir
     sft.jsonl        a row per update and per evaluation (supervised.py)
     checkpoints/     until it ends
     summary.json     written before policy/, whose presence marks the warm start as finished
@@ -71,13 +73,15 @@ def initial_model(config: ConfigDict, workdir: Path) -> str:
     if not (folder / "policy").exists():
         _check(config)
         with claimed(workdir, config):
-            print(warm_start_line(warm_start(config, folder)), file=sys.stderr)
+            print(warm_start_line(warm_start(config, folder, workdir)), file=sys.stderr)
         gc.collect()  # cycles hold its arrays, and the run needs the room
     return str(folder / "policy")
 
 
-def warm_start(config: ConfigDict, folder: Path) -> dict:
+def warm_start(config: ConfigDict, folder: Path, workdir: Path | None = None) -> dict:
     """Does the warm start in `folder`, or goes on with it, to the same bits. Returns summary.json.
+
+    workdir: of its run, which records the model that answers the explorer; None: `folder` records it.
 
     Raises:
       ValueError: bad input, several processes, or nothing to learn from, in one sentence.
@@ -87,7 +91,7 @@ def warm_start(config: ConfigDict, folder: Path) -> dict:
     _check(config)
     with claimed(folder, config):
         if not (folder / "policy").exists():
-            _learn(_supervised(config), folder)
+            _learn(_supervised(config), folder, workdir or folder)
         return json.loads((folder / "summary.json").read_text())
 
 
@@ -154,8 +158,11 @@ def _needs_engine(config: ConfigDict) -> bool:
     return w.eval_tasks > 0 or (not w.source and configs.asks_policy(config))
 
 
-def _learn(c: ConfigDict, folder: Path) -> None:
-    """Makes the demonstrations, learns from them, and writes the policy. c: from `_supervised`."""
+def _learn(c: ConfigDict, folder: Path, workdir: Path) -> None:
+    """Makes the demonstrations, learns from them, and writes the policy. c: from `_supervised`.
+
+    workdir: as in `make_tasks`.
+    """
     mesh = sharding.make_mesh(**c.mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     policy = build.policy(c.model, mesh, build.trained_dtype(c.learner))
@@ -166,7 +173,7 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         env_pool = stack.enter_context(build.env_pool(c))
         engine = stack.enter_context(closing(trainer.engine(folder))) if _needs_engine(c) else None
         with interruptible():
-            tasks, refused = make_tasks(c, policy, engine, env_pool, folder)
+            tasks, refused = make_tasks(c, policy, engine, env_pool, folder, workdir)
             shown = demonstrate(c, policy, env_pool, tasks)
         shown.lost.update(refused)
         held_out, trained = _split(c, tasks, shown)

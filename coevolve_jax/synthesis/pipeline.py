@@ -204,18 +204,21 @@ class Synthesizer:
 
         With request.relocate each context is first explored in up to MAX_PLACES scenarios until it gives a
         task. A second task of a context counts as refused, "over_quota", meanwhile, and so it does with
-        request.once. Tasks beyond the pool's capacity are not made; they count as refused, "pool_full".
+        request.once. Tasks beyond the pool's capacity are not made; they count as refused, "pool_full". A
+        pass in which nothing answers the explorer's questions is the last one.
         """
-        total, request = self._within_capacity(tasks, request)
+        (total, request), silent = self._within_capacity(tasks, request), False
 
         def pass_over(contexts: Sequence[Context], max_per_context: float = math.inf) -> SynthesisStats:
-            missing = request.wanted - total.added
-            if not contexts or missing <= 0:
+            nonlocal silent
+            missing, before = request.wanted - total.added, Counter(self.roles.costs)
+            if silent or not contexts or missing <= 0:
                 return SynthesisStats()
             left = dataclasses.replace(request, wanted=missing)
             first_id = request.first_id + total.proposed
             stats = self._one_pass(tasks, contexts, left, first_id, max_per_context)
             total.add(stats)
+            silent = not stats.proposed and bool(self._unanswered(before))
             return stats
 
         if request.once:
@@ -242,8 +245,9 @@ class Synthesizer:
     ) -> SynthesisStats:
         """Adds tasks from unguided exploration of random scenarios, as for D_0, until there are enough.
 
-        Ends early after MAX_FRUITLESS consecutive rounds without a new task. Tasks beyond the pool's capacity
-        are not made, as in `synthesize`.
+        Ends early after MAX_FRUITLESS consecutive rounds without a new task. Without all_or_none it also ends
+        after a round in which nothing answers the explorer's questions. Tasks beyond the pool's capacity are
+        not made, as in `synthesize`.
 
         Args:
           all_or_none: raise if fewer than request.wanted are found.
@@ -252,7 +256,7 @@ class Synthesizer:
         Raises:
           ValueError: there are no scenarios.
           TooFew: with all_or_none, too few were found, or the explorer's model answers nothing. The latter is
-            raised after the first round.
+            raised after the first round, and whenever a budget is spent.
         """
         (total, request), fruitless = self._within_capacity(tasks, request), 0
         if not scenarios and request.wanted > 0:
@@ -273,9 +277,13 @@ class Synthesizer:
             total.add(stats)
             on_added(stats.added)
             fruitless = 0 if stats.added else fruitless + 1
-            if all_or_none and not stats.proposed and (fruitless == MAX_FRUITLESS or not total.added):
-                if why := self._unanswered(before):
-                    raise TooFew(why, total)
+            why = "" if stats.proposed else self._unanswered(before)
+            if why and not all_or_none:
+                break
+            # A server may come back, a spent budget does not.
+            spent = Counter(self.roles.costs)["llm_faults/budget"] > before["llm_faults/budget"]
+            if why and (spent or fruitless == MAX_FRUITLESS or not total.added):
+                raise TooFew(why, total)
         if all_or_none and total.added < request.wanted:
             raise TooFew(self._too_few(total, request.wanted), total)
         return total

@@ -54,7 +54,7 @@ def test_boundary_focus_is_where_successes_and_failures_part(roles):
     crashed = trajectory(2, 0.0, ("rm", {}, None), valid=False)
     (context,) = roles.reflector.reflect([evidence("boundary", file_task(), bad, [ok, crashed], step=5)])
     assert context.focus_pattern == ("mv", "cp")
-    assert context.avoid == ('cp({"source": "a"}): {"error": "no"}',)
+    assert context.avoid == (r'cp({"source": "a"}): "{\"error\": \"no\"}"',)
     assert "1 of 2" in context.instability_pattern
     assert context.signal == "boundary" and context.id == "boundary/5/t/1"
 

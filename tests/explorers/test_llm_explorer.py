@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from pydantic import ValidationError
 
+from coevolve_jax import build, envs
 from coevolve_jax import config as configs
-from coevolve_jax import envs
 from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm, scripted
 from coevolve_jax.explorers.base import Exploration, Limits
-from coevolve_jax.explorers.llm.abstractor import TaskAnswer, TurnAnswer
+from coevolve_jax.explorers.llm.abstractor import TaskAnswer, Tasks, TurnAnswer
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.lines import call_lines, history, lead, question
+from coevolve_jax.explorers.llm.validator import Judgement
+from coevolve_jax.llm.answers import read
 from coevolve_jax.llm.client import Client
 from coevolve_jax.llm.prompting import ANSWER
 from coevolve_jax.loop.lab import Laboratory
@@ -191,7 +193,7 @@ def test_what_a_run_begins_with_is_given_up_at_once_where_nobody_answers(server,
     assert "12 times server_error" in str(error.value) and len(server.seen) == 12  # six contexts, two rounds
     assert f"config.explorer.base_url = {server.url!r}: server_error" in capfd.readouterr().err
     tasks, stats = explored(synthesizer(server, pool, attempts=1), kind="random")  # the run has already begun
-    assert (len(tasks), stats.contexts) == (0, 20 * 6)
+    assert (len(tasks), stats.contexts) == (0, 6)  # it goes on, and does not wait for the server in vain
 
 
 @pytest.mark.parametrize("fault, kind", [("wrong schema", "wrong_schema"), ("empty", "empty")])
@@ -214,6 +216,14 @@ def test_an_endpoint_that_goes_away_later_has_all_rounds_to_come_back(server, po
     assert added == [1, *[0] * 20]
 
 
+def test_a_budget_that_is_spent_while_a_run_makes_its_first_tasks_is_named_at_once(server, pool):
+    made, added = synthesizer(server, pool, budget_tokens=9000), []
+    only_one = lambda tasks: [Verdict(None if n == 0 else "never_solved") for n in range(len(tasks))]
+    with pytest.raises(ValueError, match="^config.explorer.budget_tokens = 9000 is spent: raise it, or ask"):
+        explored(made, all_or_none=True, admit=only_one, on_added=added.append)
+    assert added[0] == 1 and len(added) <= 3  # rounds with answers, with some, with none
+
+
 def test_a_server_is_not_needed_where_all_answers_are_known(server, pool, tmp_path):
     cache = str(tmp_path / "answers.sqlite")
     first, _ = explored(synthesizer(server, pool, cache=cache), all_or_none=True)
@@ -231,9 +241,31 @@ def test_a_server_that_answers_rubbish_makes_no_tasks_and_no_trouble(server, poo
         tasks, contexts, SynthesisRequest(wanted=3, kind="signal", step=4, rng=np.random.default_rng(0))
     )
     assert (stats.added, stats.proposed, stats.environment_steps) == (0, 0, 0)
-    assert (
-        made.roles.costs[f"llm_faults/{FAULTS[fault][0]}"] == 18
-    )  # three contexts, two rounds, three passes
+    passes = 1 if fault == "500" else 3  # a server that is away is not waited for again
+    assert made.roles.costs[f"llm_faults/{FAULTS[fault][0]}"] == passes * 3 * 2  # contexts, rounds
+
+
+def test_a_server_that_hangs_is_waited_for_in_one_pass_whatever_is_missing(server, pool):
+    made, asked = synthesizer(server, pool, attempts=1, timeout=0.2), []
+    server.always = "hang"
+    contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:3])]
+    for relocate in (None, lambda context: context):
+        request = SynthesisRequest(3, "signal", 4, np.random.default_rng(0), relocate=relocate)
+        stats = made.synthesize(TaskPool(), contexts, request)
+        asked.append((stats.contexts, made.roles.costs["llm_faults/deadline"]))
+    assert asked == [(3, 6), (3, 12)]  # three contexts in two rounds
+
+
+def test_rules_that_explore_go_on_where_the_judge_is_away(server, pool):
+    made = synthesizer(server, pool, explorer="scripted", abstractor="scripted", attempts=1)
+    made = dataclasses.replace(made, roles=build.explorer(made.config))
+    server.always = "500"
+    one = lambda tasks: [Verdict(None if n == 0 else "never_solved") for n in range(len(tasks))]
+    contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:3])]
+    request = SynthesisRequest(99, "signal", 4, np.random.default_rng(0), admit=one)
+    tasks = TaskPool()
+    stats = made.synthesize(tasks, contexts, request)
+    assert stats.contexts == 9 and len(tasks) > 1 and made.roles.costs["judge_silent"] > 3
 
 
 def test_a_query_of_blanks_is_none():
@@ -323,6 +355,41 @@ def test_what_a_model_writes_is_checked(server, pool):
         SynthesisRequest(wanted=2, kind="x", step=1, rng=np.random.default_rng(0)),
     )
     assert stats.environment_steps == 0 and made.roles.costs["llm_refused/no_such_tool"] > 0
+
+
+def tasks_of(*turns):
+    """An answer with a task for each item. turns: lists of (query, steps)."""
+    told = [[{"query": query, "steps": steps} for query, steps in own] for own in turns]
+    return json.dumps({"tasks": [{"description": "d", "difficulty": 1, "turns": own} for own in told]})
+
+
+def test_a_config_may_ask_for_as_much_as_it_likes():
+    """config.check knows no greatest number of turns, calls or proposals, and neither do answers."""
+    eight = read(json.dumps({"turns": [{"reason": "ok"}] * 8}), Judgement)
+    assert len(eight.turns) == 8
+    many = read(tasks_of(*[[(f"q{n}", list(range(21)))] * 8 for n in range(24)]), Tasks)
+    assert len(many.tasks) == 24 and not many.lost
+    assert {len(task.turns) for task in many.tasks} == {8}
+
+
+def test_a_task_of_the_wrong_form_is_refused_alone(server, pool):
+    """Its answer is used for the others. Where no task is good, the model is asked again."""
+    made, long = synthesizer(server, pool), "q" * 2001
+    (scenario,) = bfcl.scenarios("train")[:1]
+    steps = tuple(Triplet(i, 0, Call("ls", {"n": i}), Observation("ok")) for i in range(3))
+    exploration = Exploration(unguided(scenario, "c"), bfcl.tools(scenario), steps, np.random.default_rng(0))
+
+    def goals(text):
+        found = []
+        server.wrap = lambda _: text
+        made.roles.abstractor.abstract([exploration], Limits(3), lambda g: found.extend(g) or [None] * len(g))
+        return [goal.wanted for goal in found]
+
+    assert goals(tasks_of([(long, [0, 1])], [("q", [1, 2])])) == [(1, 2)]
+    assert made.roles.costs["llm_refused/wrong_form"] == 1 and not made.roles.costs["llm_repairs"]
+    assert goals(tasks_of([(long, [0, 1])])) == []
+    assert made.roles.costs["llm_refused/wrong_form"] == 1 and made.roles.costs["llm_repairs"] == 1
+    assert made.roles.costs["llm_faults/wrong_schema"] == 1
 
 
 def test_a_judge_can_say_no_and_its_agreement_with_the_environment_is_counted(server, pool):
@@ -422,8 +489,9 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
         call = Call("ls", {"a": answer})
         plan = (call, f"p {words}")
         context = Context(
-            "c", "boundary", task, f"s {words}", "", "", ("ls",), (f"a {words}",), (f"m {words}",), plan=plan
-        )
+            "c", "boundary", task, f"s {words}", "", "", (f"t {words}",), (f"a {words}",), (f"m {words}",),
+            plan=plan,
+        )  # fmt: skip
         options = call_lines([call])
         values = dict(tools=[], round=0, steps=steps, options=options, **lead(context))
         return question("explore", 0, {}, **values).user.splitlines()
@@ -431,8 +499,9 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
     plain, other = prompt("", "x"), prompt(answer, f"x {words}")
     assert len(plain) == len(other)
     changed = [b for a, b in zip(plain, other) if a != b]
-    # System message, request, summary, mistake, what a task must call, two items of the plan, step, option
-    assert len(changed) <= 9
+    # System message, request, summary, focus, mistake, what a task must call, two items of the plan, step,
+    # option
+    assert len(changed) <= 10
     (row,) = [json.loads(line) for line in other if line.startswith('{"step"')]
     assert row["answer"] == answer[:ANSWER] and row["arguments"] == {"a": answer}
 

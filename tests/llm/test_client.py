@@ -1,17 +1,21 @@
 """The client of a model against a server of the OpenAI protocol: faults, costs, the cache, who answers."""
 
+import asyncio
 import json
 import sqlite3
 
+import httpx2
 import pytest
+from aiohttp import web
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.llm import settings
+from coevolve_jax.llm.answers import Fault, read
 from coevolve_jax.llm.cache import Cache
 from coevolve_jax.llm.client import Client
 from tests.support.llm_cases import ASKED, EXPLORE, says, server, settings_of, who  # noqa: F401 (fixture)
-from tests.support.openai_server import FAULTS, KEY, OpenAIServer
+from tests.support.openai_server import FAULTS, KEY, OpenAIServer, message, status
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +51,13 @@ def test_a_refused_connection_is_counted():
     client = Client(settings_of(gone))
     assert client.ask("explore", [ASKED] * 3, Action) == [None] * 3
     assert client.costs["llm_faults/unreachable"] == 3
+
+
+def test_an_answer_that_the_library_cannot_read_is_counted(server, monkeypatch, capfd):
+    monkeypatch.setattr(httpx2.Response, "text", property(lambda self: {}["header"]))
+    client = Client(settings_of(server, model="scripted-1"))
+    assert client.ask("explore", [ASKED], Action) == [None] and client.costs["llm_faults/no_protocol"] == 1
+    assert "such as a page of HTML; KeyError)" in capfd.readouterr().err
 
 
 @pytest.fixture
@@ -115,7 +126,7 @@ def test_a_budget_ends_asking(server, capfd):
     assert client.ask("explore", [ASKED] * 2, Action) == [None, None]
     assert len(server.seen) == 3 and client.costs["llm_faults/budget"] == 2
     assert len(client.llm_calls) == 3  # no request was sent for the others
-    assert "The budget of config.explorer is spent: no more" in capfd.readouterr().err
+    assert "config.explorer.budget_tokens = 300 is spent: no more" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("budget", [{"budget_money": 0.0004}, {"budget_tokens": 120}])
@@ -131,6 +142,53 @@ def test_no_more_than_so_many_at_once(server):
     client = Client(settings_of(server, concurrency=3))
     assert None not in client.ask("explore", [ASKED._replace(seed=i) for i in range(10)], Action)
     assert server.most_under_way == 3
+
+
+def test_more_questions_at_once_than_a_connection_pool_holds_by_default(server, monkeypatch):
+    """The server answers none of them until all have come."""
+    many, crowd = 120, asyncio.Barrier(120)
+
+    async def together(request):
+        await crowd.wait()
+        return web.json_response(message('{"tool": "ls", "arguments": {}}'))
+
+    monkeypatch.setitem(FAULTS, "together", ("", False, together))
+    server.always = "together"
+    client = Client(settings_of(server, concurrency=many, attempts=1))
+    assert None not in client.ask("explore", [ASKED._replace(seed=i) for i in range(many)], Action)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 0, "completion_tokens": -5}])
+def test_a_budget_ends_asking_where_the_server_counts_no_tokens(server, usage, monkeypatch, capfd):
+    async def uncounted(request):
+        return web.json_response({**message('{"tool": "ls", "arguments": {}}'), "usage": usage})
+
+    monkeypatch.setitem(FAULTS, "uncounted", ("", False, uncounted))
+    server.always = "uncounted"
+    client = Client(settings_of(server, budget_tokens=2000))
+    question = ASKED._replace(system="é" * 1500, user="")  # 3000 bytes
+    assert None not in client.ask("explore", [question, question._replace(seed=2)], Action)
+    assert client.costs["llm_tokens_in/explore"] == 2000 and client.costs["llm_tokens_out/explore"] == 2 * 11
+    assert client.ask("explore", [question._replace(seed=3)], Action) == [None]
+    assert client.costs["llm_faults/budget"] == 1
+    assert capfd.readouterr().err.count("one for each 3 bytes of text is booked") == 1
+
+
+def test_an_error_is_told_with_its_meaning_and_the_servers_words(server, monkeypatch, capfd):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    words = f"Use 'max_completion_tokens' instead.\x1b[2J {KEY} " + "x" * 500
+    monkeypatch.setitem(
+        FAULTS, "words", ("bad_request", False, status(400, body={"error": {"message": words}}))
+    )
+    server.always = "words"
+    client = Client(settings_of(server))
+    assert client.ask("explore", [ASKED], Action) == [None]
+    told = (
+        "bad_request (the server refuses the model's name or a parameter; status 400: "
+        "\"Use 'max_completion_tokens' instead.\\x1b[2J [key] xxx"
+    )
+    assert told in (said := capfd.readouterr().err) and KEY not in said and "x" * 200 not in said
+    assert told.partition(" ")[2] in client.unanswered(client.costs)
 
 
 def test_nothing_is_asked_twice(server, tmp_path, monkeypatch):
@@ -154,6 +212,36 @@ def test_nothing_is_asked_twice(server, tmp_path, monkeypatch):
     assert KEY.encode() not in content and server.url.encode() not in content
     rows = sqlite3.connect(path).execute("SELECT request, reply FROM answers").fetchall()
     assert len(rows) == 4 and all(json.loads(request)["model"] == "scripted-1" for request, _ in rows)
+
+
+# The answer in a text
+
+
+@pytest.mark.parametrize(
+    "text, tool",
+    [
+        ('<think>\nThe step {"tool": "ls"} worked.\n</think>\n\n{"tool": "cd"}', "cd"),
+        ('The step {"tool": ...} failed: {"tool": "rm"}\n</think>\n{"tool": "cd"}', "cd"),
+        ('I use {curly} words.\n```json\n{"tool": "cd"}\n```', "cd"),
+        ('{"tool": "cd"}\nNote: {} is empty.', "cd"),
+        ('{"tool": "cd"} once more {"tool":"cd"}', "cd"),
+        ('{"thought": "it says </think>", "tool": "cd"}', "cd"),
+        ('<think>{"tool": "rm"}</think> I stop.', "no_json"),
+        ('{"tool": "rm"}</think> I stop.', "no_json"),
+        ('I stop. <think>{"tool": "rm"}', "no_json"),
+        ('{"tool": "cd", "arguments": {"a": {"tool": "rm"}', "no_json"),
+        ('{"tool": "cd", "arguments": {a: {"tool": "rm"}}}', "no_json"),
+        ('{"tool": "cd"} or {"tool": "rm"}', "wrong_schema"),
+        ('{"a":' * 200_000, "no_json"),
+        ('{"' * 200_000, "no_json"),
+        ('{"</think>' * 100_000, "no_json"),
+    ],
+)  # fmt: skip
+def test_the_answer_is_found_amid_words_and_never_in_a_thought(text, tool):
+    try:
+        assert read(text, Action).tool == tool
+    except Fault as fault:
+        assert fault.kind == tool
 
 
 # The answering model

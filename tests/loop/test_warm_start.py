@@ -20,12 +20,15 @@ from coevolve_jax.grpo import lora
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.loop import initial, supervised
 from coevolve_jax.loop import warm_start as warm_start_module
-from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate
+from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate, make_tasks
 from coevolve_jax.loop.supervised import Supervised
-from coevolve_jax.loop.warm_start import notes, warm_start
+from coevolve_jax.loop.warm_start import initial_model, notes, warm_start
 from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.records import workdir as workdirs
+from coevolve_jax.records.llm_calls import all_lines
+from coevolve_jax.records.llm_calls import whole as unpacked
+from coevolve_jax.rollout.reference_engine import ReferenceEngine
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
@@ -33,6 +36,7 @@ from tests.loop.test_train import comparable
 from tests.rollout.test_chat import CHATML
 from tests.strategies.test_strategies import rows, settings
 from tests.support.checkpoints import latest_step
+from tests.support.openai_server import SERVES, OpenAIServer
 
 pytestmark = pytest.mark.slow
 
@@ -500,3 +504,55 @@ def test_cells_of_a_comparison_share_the_warm_start_of_their_start(tmp_path, mon
     assert train(configs.of_run(cells[0].workdir(tmp_path)), cells[0].workdir(tmp_path))["steps"] == 2
     with pytest.raises(ValueError, match="config.warm_start.steps cannot differ in a fork"):
         workdirs.fork(start, 0, tmp_path / "other", {"warm_start.steps": 3})
+
+
+# ---- A model as explorer -------------------------------------------------------------------------
+
+
+def explored_by(server, **changes):
+    """A small config whose explorer is the server's model, before and after the warm start."""
+    more = {"explorer.name": "llm", "explorer.base_url": server.url, "explorer.cache": "", **changes}
+    small = {"data.initial_tasks": 4, "evaluation.tasks": 2, "evolution.rounds": 1, "evolution.steps": 6}
+    return asked("coevolve", {**small, **more}, steps=1, tasks=4, batch=2, held_out=0.0)
+
+
+def test_a_run_goes_on_with_the_model_of_its_warm_start_and_keeps_its_questions(tmp_path):
+    run = tmp_path / "run"
+    with OpenAIServer() as server:
+        config = explored_by(server)
+        initial_model(config, run)
+        assert workdirs.recorded_model(run)["model"] == "scripted-1"
+        server.serves, before = {"weak": ""}, len(server.seen)
+        with pytest.raises(ValueError, match="began with the answers of 'scripted-1'"):
+            train(config, run, until=0)
+        assert len(server.seen) == before > 0
+        server.serves = SERVES
+        train(config, run, until=0)
+        assert len(server.seen) > before
+        told = [(m[0]["content"], m[1]["content"]) for m in (body["messages"] for body in server.seen)]
+    packed = rows(run, "llm_calls.jsonl")
+    kept = [unpacked(row, all_lines(packed)) for row in packed]
+    assert sorted((row["system"], row["user"]) for row in kept) == sorted(told)
+    assert packed[:before] == rows(run / "warm_start", "llm_calls.jsonl")
+    (paid,) = rows(run, "costs.jsonl")
+    assert paid["step"] is None and paid["costs"]["llm_tokens"] == 120 * len(told)
+
+
+def test_a_budget_is_for_the_warm_start_and_what_comes_after_it(policy, tmp_path):
+    run = tmp_path / "run"
+    (run / "warm_start").mkdir(parents=True)
+    with OpenAIServer() as server, build.env_pool(asked()) as env_pool:
+        make_tasks(explored_by(server), policy, None, env_pool, run / "warm_start", run)
+        before = len(server.seen)
+        c = explored_by(server, **{"explorer.budget_tokens": 120 * before})
+        roles = build.explorer(c, policy, recorded=workdirs.recorded_model(run))
+        agent = build.agent(c, policy, ReferenceEngine(()), env_pool)
+        synthesizer = lambda guard, fits=agent.fits: build.synthesizer(c, roles, env_pool, guard, fits)
+        with pytest.raises(ValueError, match="budget"):
+            initial.bootstrap(c, synthesizer, agent, run)
+        agent.close()
+        assert len(server.seen) == before and roles.costs["llm_tokens"] == 120 * before
+        (run / "warm_start" / "tasks.jsonl").unlink()  # as if it had been killed before its end
+        server.serves = {"weak": ""}
+        with pytest.raises(ValueError, match="began with the answers of 'scripted-1'"):
+            make_tasks(explored_by(server), policy, None, env_pool, run / "warm_start", run)

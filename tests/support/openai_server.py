@@ -91,6 +91,16 @@ async def packed(request):
     return answer
 
 
+def encoded(code):
+    """Answers with a charset whose codec gives no text."""
+
+    async def answer(request):
+        headers = {"Content-Type": "application/json; charset=hex"}
+        return web.Response(body=b'{"error": {"message": "no"}}', status=code, headers=headers)
+
+    return answer
+
+
 # Misbehaviour -> (the client's name for it, whether the client tries again, the behaviour).
 FAULTS = {
     "429": ("rate_limited", True, status(429)),
@@ -110,6 +120,8 @@ FAULTS = {
     "deep": ("no_json", False,
         replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
     "html": ("no_protocol", False, html),
+    "charset=hex": ("no_protocol", False, encoded(200)),
+    "400, charset=hex": ("bad_request", False, encoded(400)),
     "no choices": ("no_choices", True, no_choices),
     "given up": ("given_up", True, replied(text='{"tool": "ls", "argu', finish="abort")),
     "error in the choice": ("given_up", True, replied(text="", finish="error")),

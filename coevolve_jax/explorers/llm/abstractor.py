@@ -8,9 +8,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
@@ -27,7 +37,7 @@ class TurnAnswer(BaseModel):
         StringConstraints(strip_whitespace=True, min_length=1, max_length=2000),
         BeforeValidator(lambda text: visible(text) if isinstance(text, str) else text),
     ]
-    steps: list[int] = Field(min_length=1, max_length=20)
+    steps: list[int] = Field(min_length=1)
 
 
 class TaskAnswer(BaseModel):
@@ -35,11 +45,40 @@ class TaskAnswer(BaseModel):
 
     description: Annotated[str, Field(max_length=500), AfterValidator(visible)]
     difficulty: int = Field(ge=1, le=5)
-    turns: list[TurnAnswer] = Field(min_length=1, max_length=6)
+    turns: list[TurnAnswer] = Field(min_length=1)
 
 
 class Tasks(BaseModel):
-    tasks: list[TaskAnswer] = Field(max_length=20)
+    # A comment, since the schema that the model gets holds the docstring: tasks of the wrong form are left
+    # out and counted. An answer without any other is wrong as a whole, and the model is asked again.
+    tasks: list[TaskAnswer]
+    _lost: int = PrivateAttr(0)
+
+    @property
+    def lost(self) -> int:
+        return self._lost
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _each_alone(cls, data: Any, validate: ModelWrapValidatorHandler[Tasks]) -> Tasks:
+        try:
+            return validate(data)
+        except ValidationError:
+            rows = data.get("tasks") if isinstance(data, dict) else None
+            alone = [_sound_task(row) for row in rows] if isinstance(rows, list) else []
+            good = [task for task in alone if task]
+            if not good:
+                raise
+            made = cls(tasks=good)
+            made._lost = len(alone) - len(good)
+            return made
+
+
+def _sound_task(row: Any) -> TaskAnswer | None:
+    try:
+        return TaskAnswer.model_validate(row)
+    except ValidationError:
+        return None
 
 
 class Abstractor:
@@ -95,6 +134,8 @@ class Abstractor:
         `costs` as llm_refused/REASON.
         """
         rounds, kept = {t.index: t.round for t in _sound(exploration)}, []
+        if answer.lost:
+            self._client.costs["llm_refused/wrong_form"] += answer.lost
         planned = self._planned(exploration, limits)
         extra = lambda steps: len(steps) if planned and set(planned) <= set(steps) else math.inf
         for task in sorted(answer.tasks, key=lambda task: extra(_steps(task))):

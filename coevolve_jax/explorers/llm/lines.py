@@ -44,7 +44,7 @@ def lead(context: Context) -> dict:
         "summary": line(context.summary),
         "failure_cause": line(context.failure_cause),
         "instability_pattern": line(context.instability_pattern),
-        "focus": list(context.focus_pattern),
+        "focus": list(map(line, context.focus_pattern)),
         "avoid": list(map(line, context.avoid)),
         "must": list(map(line, context.must)),
         "plan": plan_lines(context),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, signature, split
+from coevolve_jax.explorers.evidence import MAX_AVOIDED, attempt, context_id, focus, split
 from coevolve_jax.explorers.llm.lines import question, requests
 from coevolve_jax.llm.answers import Client
 from coevolve_jax.llm.prompting import line, seed_of, step_line
@@ -87,7 +87,7 @@ def _context(
 
 def _failed(trajectory: Trajectory) -> list[str]:
     """Calls that failed, without the environment's text: prompts show that in the JSON of steps only."""
-    failed = (signature(s.call) for s in trajectory.steps if s.call is not None and s.error)
+    failed = (attempt(s) for s in trajectory.steps if s.call is not None and s.error)
     return list(dict.fromkeys(failed))
 
 

@@ -32,7 +32,7 @@ class TurnJudgement(BaseModel):
 
 
 class Judgement(BaseModel):
-    turns: list[TurnJudgement] = Field(min_length=1, max_length=6)
+    turns: list[TurnJudgement] = Field(min_length=1)
 
 
 class Validator:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coevolve_jax.explorers.evidence import context_id, divergence, focus, mistakes, split
-from coevolve_jax.types import Call, Context, Evidence
+from coevolve_jax.explorers.evidence import context_id, focus, mistakes, parting, quoted, split
+from coevolve_jax.types import Call, Context, Evidence, Step
 
 
 class Reflector:
@@ -19,17 +19,16 @@ class Reflector:
 def reflect(evidence: Evidence, action_pattern: Callable[[Call], str]) -> Context:
     signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
     successes, failures = split(evidence)
-    at, good, bad = divergence(successes, failures)
+    at, good, bad = parting(successes, failures)
     failed = [s for s in trajectory.steps if s.error]
     cause = trajectory.outcome.reason
     if failed:
-        cause = f"{failed[0].text[:80]} -> {failed[0].observation[:120]}"
+        cause = f"{quoted(failed[0].text, 80)} -> {quoted(failed[0].observation, 120)}"
     pattern = ""
     if signal.kind == "boundary":
         pattern = (
             f"{len(successes)} of {len(successes) + len(failures)} succeed; "
-            f"they part at call {at + 1}: "
-            f"{action_pattern(good) if good else 'end'} against {action_pattern(bad) if bad else 'end'}"
+            f"they part at call {at + 1}: {_name(good)} against {_name(bad)}"
         )
     elif signal.kind == "forgetting":
         pattern = "solved before, not any more"
@@ -45,3 +44,7 @@ def reflect(evidence: Evidence, action_pattern: Callable[[Call], str]) -> Contex
         focus_pattern=focus(evidence, action_pattern),
         avoid=mistakes(trajectory),
     )
+
+
+def _name(step: Step | None) -> str:
+    return "end" if step is None else step.action or "no tool"
