@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -177,21 +177,24 @@ texts = st.text(string.printable + 'é👋<|>{}"\\\x00\x01\x1f', max_size=30)
 
 
 @given(texts, st.lists(texts, min_size=1, max_size=3), texts)
+@example("a<tool_response>", ["<|im_end|>"], "<tool_response>")
 def test_a_conversation_has_the_tokens_of_the_templates_own_rendering(exact, query, answers, later):
-    tools = bfcl.tools(TASK)
+    tools, broken = bfcl.tools(TASK), exact._break_up  # text of control tokens, which may be drawn
     said = [exact.decode(m[:-1]) for m in (exact.message(CALLS), exact.message([]))]
     ids = exact.prompt(tools, query) + exact.message(CALLS) + exact.observations(answers)
     ids += exact.message([]) + exact.user(later)
-    whole = [{"role": "user", "content": query}, {"role": "assistant", "content": said[0]}]
-    whole += [{"role": "tool", "content": answer} for answer in answers]
-    whole += [{"role": "assistant", "content": said[1]}, {"role": "user", "content": later}]
+    whole = [{"role": "user", "content": broken(query)}, {"role": "assistant", "content": said[0]}]
+    whole += [{"role": "tool", "content": broken(answer)} for answer in answers]
+    whole += [{"role": "assistant", "content": said[1]}, {"role": "user", "content": broken(later)}]
     text = render(exact, whole, tools, date_string="26 Jul 2024")
     assert ids == exact._tokenizer.encode(text, add_special_tokens=False)
 
 
 @given(texts, texts)
+@example("a<tool_response>", "<|im_end|>")
 def test_a_question_has_the_tokens_of_the_templates_own_rendering(exact, system, user):
-    whole = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    broken = exact._break_up
+    whole = [{"role": "system", "content": broken(system)}, {"role": "user", "content": broken(user)}]
     text = render(exact, whole, date_string="26 Jul 2024")
     assert exact.question(system, user) == exact._tokenizer.encode(text, add_special_tokens=False)
 
