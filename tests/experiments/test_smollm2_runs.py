@@ -63,6 +63,7 @@ SINGLE_TURN = {
 @pytest.mark.parametrize(("opening", "name"), SINGLE_TURN.items())
 def test_a_row_of_bfcls_own_tasks_is_its_file(opening, name):
     text = (NOTES / "smollm2.md").read_text().partition("### On the test half")[2]
+    text = text.partition("### Several turns")[0]
     (row,) = re.findall(rf"^\| {opening} \|.*$", text, re.M)
     told = [cell.strip() for cell in row.strip("|").split("|")][1:5]
     found = json.loads((NOTES / "smollm2" / "single_turn" / f"test_{name}.json").read_text())
@@ -150,3 +151,25 @@ def test_updates_at_this_shape_are_the_trials_of_the_benchmark():
         "Ours is {:.2f} times as fast as TRL's best in float32 and {:.2f} times in bfloat16".format(*ratios)
         in text
     )
+
+
+MULTI_TURN = {"as downloaded": "downloaded", "after the warm start": "warm", "after RL": "rl"}
+WHY = ("instance_state_mismatch", "execution_response_mismatch", "empty_turn_model_response")
+
+
+@pytest.mark.parametrize(("opening", "name"), MULTI_TURN.items())
+def test_a_row_of_tasks_of_several_turns_is_its_file(opening, name):
+    text = (NOTES / "smollm2.md").read_text().partition("### Several turns")[2]
+    (row,) = re.findall(rf"^\| {opening} \|.*$", text, re.M)
+    told = [cell.strip() for cell in row.strip("|").split("|")][1:6]
+    found = json.loads((NOTES / "smollm2" / "base" / f"dev_{name}.json").read_text())
+    assert found["protocol"]["split"] == "development" and (found["trials"], found["invalid"]) == (50, 0)
+    assert found["environment"]["stops"].keys() <= {"done", "token_limit"}  # none by the context
+    (whole,) = found["scores"]
+    solved = round(found["success"] * 50)
+    interval = f"{100 * whole['avg']['low']:.1f} to {100 * whole['avg']['high']:.1f}%"
+    failures = found["official"]["failures"]
+    why = [failures.get(f"multi_turn:{reason}", 0) for reason in WHY]
+    cut = failures.get("force_terminated", 0)
+    assert told == [f"{solved} of 50 ({interval})", *map(str, (*why, cut))]
+    assert cut == found["environment"]["stops"].get("token_limit", 0) and solved + sum(why) + cut == 50
