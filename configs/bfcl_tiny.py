@@ -10,7 +10,7 @@ Arguments follow a colon:
 
     python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random,seed=1 --workdir=runs/random
 
-    strategy   coevolve, blame, random, static, or a module of yours
+    strategy   coevolve, random, static, another of docs/strategies.md, or a module of yours
     seed       a whole number
     engine     native, or sglang (a server generates)
     explorer   scripted, llm, policy, or a module of yours

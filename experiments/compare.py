@@ -224,8 +224,8 @@ def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list
         return before
     if not (whole and _SHARD.value == "0/1"):
         raise ValueError(
-            f"--join={','.join(_JOIN.value)} changes the whole comparison in {folder}: name all of its arms, "
-            "seeds and settings, without --shard; --only_read joins and runs nothing."
+            f"--join={','.join(_JOIN.value)} changes the whole comparison in {folder}: name all the arms, "
+            "seeds and settings of its plan.json, without --shard, or choose another --workdir."
         )
 
     def keep(found):

@@ -60,9 +60,11 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     """
     values = ConfigDict(defaults)
     for item in filter(None, arg.split(",")):
-        key, _, text = item.partition("=")
+        key, given, text = item.partition("=")
         if key not in defaults:
             raise ValueError(f"Config argument {key!r} is unknown: use {', '.join(sorted(defaults))}.")
+        if not given:
+            raise ValueError(f"Config argument {key!r} has no value: write {key}=VALUE.")
         kind = type(defaults[key])
         try:
             values[key] = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)

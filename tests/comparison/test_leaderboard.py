@@ -380,6 +380,33 @@ def test_published_numbers_give_their_published_differences():
     )
 
 
+FIRST_PAGE = {
+    "no new tasks": "static",
+    "the paper's signals": "coevolve",
+    "`blame`": "blame",
+    "`frontier`": "frontier",
+    "a probe": "random_probe",
+    "an oracle": "oracle",
+}
+
+
+def test_pages_tell_the_differences_of_the_published_table():
+    with open(ROOT / "docs" / "results" / "leaderboard" / "leaderboard.csv") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file) if row["diff_random"]}
+
+    def told(method: str) -> str:
+        mean, low, high = (100 * float(rows[method][key]) for key in ("diff_random", "lo", "hi"))
+        return f"{mean:+.1f} ({low:.1f} to {high:.1f})"
+
+    page = (ROOT / "README.md").read_text()
+    for opening, method in FIRST_PAGE.items():
+        (row,) = re.findall(rf"^\| {re.escape(opening)}.*$", page, re.M)
+        assert row.split("|")[2].strip(" *") == told(method)
+    page = (ROOT / "docs" / "notes" / "results.md").read_text()
+    for what, method in (("`blame`", "blame"), ("the signals", "coevolve"), ("the oracle", "oracle")):
+        assert f"{what} {told(method)}" in page
+
+
 @pytest.mark.nightly
 def test_the_published_page_is_what_its_command_writes(tmp_path):
     """The command stands in docs/notes/arena.md. So each published cell passes the checks of bundles."""

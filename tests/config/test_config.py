@@ -682,12 +682,14 @@ def test_a_run_with_a_name_that_no_key_has_is_refused(tmp_path):
             look(tmp_path)
 
 
-def test_a_config_argument_is_true_or_false_as_it_says():
+def test_a_config_argument_is_what_it_says():
     for text, value in (("True", True), ("true", True), ("False", False), ("FALSE", False)):
         assert configs.parse_arg(f"fast={text}", fast=not value).fast is value
     for text in ("0", "no", ""):
         with pytest.raises(ValueError, match=f"Config argument fast='{text}' is not of type bool"):
             configs.parse_arg(f"fast={text}", fast=True)
+    with pytest.raises(ValueError, match="Config argument 'seed' has no value: write seed=VALUE"):
+        configs.parse_arg("seed", seed=0)
 
 
 @pytest.mark.parametrize("old, new", keys.RENAMED.items(), ids=keys.RENAMED)
