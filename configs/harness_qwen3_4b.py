@@ -8,7 +8,8 @@ start, and two harnesses on three fresh seeds are thirteen runs.
     ... --final --final_seeds=100:103
 
 One seed of a version: its standard error then comes from the scenarios of the selection set. Measure
-config.harness.noise first, by the start under some values of config.rollout.salt.
+config.harness.noise first, by experiments/calibrate_harness.py with some faults and two seeds or more. Runs
+of the start alone under some values of config.rollout.salt give a lower bound.
 """
 
 from ml_collections import ConfigDict

@@ -21,7 +21,7 @@ _FAULTS = flags.DEFINE_list("faults", ["none"], "Of coevolve_jax/harness/bench.p
 _SEEDS = flags.DEFINE_string("seeds", "0:4", "A range such as 0:4, or a list such as 0,3.")
 _SALTS = flags.DEFINE_string("salts", "0", "Values of rollout.salt: other luck from the same start.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
-_CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file with the argument fault.")
+_CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file of the healthy start.")
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
 _FRESH = flags.DEFINE_bool("fresh", False, "Read each policy on fresh development tasks too.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
@@ -50,9 +50,12 @@ def run() -> None:
         names = [name for name in bench.FAULTS if name != "none"]
     bench.check_names(_FAULTS.name, names, bench.FAULTS)
     configs.check_output("workdir", folder, folder=True)
+    healthy = configs.load_file(_CONFIG.value)
     seeds, salts = plan.parse_seeds(_SEEDS.value), plan.parse_seeds(_SALTS.value, "salts")
     starting = {
-        fault: settled(variations.with_values(configs.load_file(_CONFIG.value, f"fault={fault}"), _SET.value))
+        fault: settled(
+            variations.with_values(configs.override(healthy, bench.FAULTS[fault].changes), _SET.value)
+        )
         for fault in dict.fromkeys(["none", *names])
     }
 

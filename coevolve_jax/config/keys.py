@@ -367,7 +367,7 @@ HARNESS = dict(
     audit=Key("replay", of=("replay", "none")),  # who judges successes besides the environment
     # Standard deviation of a run's success on the selection set about the mean of its seed, a rate. This is
     # that of configs/bfcl_harness.py (docs/results/harness.md).
-    noise=Key(0.025, least=0.0),
+    noise=Key(0.025, least=0.0, most=0.5, why="it is a rate, so 0.025 is 2.5 points"),
 )
 
 # A section of campaigns whose proposer asks a model: the settings of its client (llm/settings.py).

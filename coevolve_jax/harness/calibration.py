@@ -253,6 +253,8 @@ def table(runs: Sequence[Run], assumed: float) -> str:
     if healthy and len(healthy) < len(plain):
         spread, faults = costs(plain)
         found.append(f"About the mean of its seed a run deviates by {_points(spread)} points.")
+        if spread > 0:
+            found.append(f"For a campaign: --config.harness.noise={spread:.4f}")
         found.append(
             markdown(
                 ("fault", "runs", "success", "cost", "one-sided p", "kept"),

@@ -61,16 +61,17 @@ def _scale(
     zero: float = 0.0,
     whole: bool = False,
 ) -> Lever:
-    """A number that is multiplied or divided. zero: where above 0, the number may become 0, and 0 this.
+    """A number that is multiplied or divided.
 
-    Any other number that is 0 becomes `low`, but for whole ones: such a 0 is no size.
+    zero: where above 0, the number may become 0, and 0 becomes this, or the bound that is nearest to it. Any
+      other number that is 0 becomes `low`, but for whole ones: such a 0 is no size.
     """
 
     def moves(config: ConfigDict) -> dict[str, Changes]:
         now = configs.find(config, key)
         found = {f"x{factor:g}": now * factor, f"/{factor:g}": now / factor}
         if zero:
-            found = {**found, "0": 0.0} if now else {"on": zero}
+            found = {**found, "0": 0.0} if now else {"on": min(max(zero, low), high)}
         elif not now and not whole:
             found = {"on": low}
         rounded = {m: round(v) if whole else float(f"{v:.6g}") for m, v in found.items()}
@@ -203,10 +204,15 @@ def table(config: ConfigDict, formulas: Mapping[str, tuple[str, bool]] | None = 
     formulas: name -> (formula, whether it is higher in failures) of the registered diagnostics, which may
       become terms of the reward.
 
-    Raises ValueError for an unknown lever or bound.
+    Raises ValueError for an unknown lever, and for a bound that is unknown, no range or given twice.
     """
     settings = config.harness
-    bounds = dict(_bound(text) for text in settings.bounds)
+    bounds: dict[str, tuple[float, float]] = {}
+    for text in settings.bounds:
+        key, span = _bound(text)
+        if key in bounds:
+            raise ValueError(f"config.harness.bounds names {key!r} twice: give it one range.")
+        bounds[key] = span
 
     def scale(layer: str, key: str, low: float, high: float, *rest: Any, **more: Any) -> Lever:
         low, high = bounds.pop(key, (low, high))
@@ -258,9 +264,14 @@ def _bound(text: str) -> tuple[str, tuple[float, float]]:
     key, _, span = text.partition("=")
     low, _, high = span.partition(":")
     try:
-        return key, (float(low), float(high))
+        found = float(low), float(high)
     except ValueError:
-        raise ValueError(f"config.harness.bounds has {text!r}: write KEY=LOW:HIGH.") from None
+        found = math.nan, math.nan
+    if not -math.inf < found[0] <= found[1] < math.inf:
+        raise ValueError(
+            f"config.harness.bounds has {text!r}: write KEY=LOW:HIGH with finite numbers, the lower first."
+        )
+    return key, found
 
 
 def move(levers: Mapping[str, Lever], config: ConfigDict, lever: str, name: str) -> Changes:

@@ -32,6 +32,7 @@ from coevolve_jax.harness.parts import Parts
 from coevolve_jax.harness.store import Store, is_run, log
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
+from coevolve_jax.llm.prompting import line
 from coevolve_jax.records.files import read_lines
 
 # --gate -> the parts before which a person decides.
@@ -50,7 +51,7 @@ class Evolution:
       campaign: its folder, claimed.
       config: of v000, with the section `harness`.
       store: where its runs are.
-      say: receives a sentence for each thing that is done.
+      say: receives a sentence for each thing that is done, in one line that a terminal can show.
       after: called after each version.
 
     Raises ValueError where the campaign's starts are in another store.
@@ -73,10 +74,11 @@ class Evolution:
                 f"The campaign in {campaign.folder} has its runs in {own}, and not in {store.folder}: give "
                 f"--store={own}."
             )
-        self.campaign, self.store, self._say, self._after = campaign, store, say, after
+        self.campaign, self.store, self._after = campaign, store, after
+        self._say = lambda text: say(line(text))  # a proposer's words are anybody's
         self._config = config
         self.settings, self.versions = config.harness, Versions(campaign, config, store)
-        self.parts = Parts(campaign, config, store, self.versions, say)
+        self.parts = Parts(campaign, config, store, self.versions, self._say)
 
     def run(self, gate: str = "none") -> None:
         """Goes on to the end. Raises Waiting where --gate asks a person, and Tampered for a changed file."""

@@ -124,8 +124,8 @@ class Parts:
         holding = skills.holding(self._versions.skills(before=version), self._versions.row(p.parent))
         if not any(s.id == p.skill and s.says(p.lever, p.move) for s in holding):
             raise levers.Refused(
-                f"{levers.short(p.skill)} is no skill that holds for {p.parent} and says {p.lever} {p.move}: "
-                "name such a skill, or none."
+                f"{levers.short(p.skill)} is no skill that holds for {p.parent} and says {p.lever} "
+                f"{levers.short(p.move)}: name such a skill, or none."
             )
 
     def backtest(self, version: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Kind = Literal["start", "promoted", "rejected", "invalid", "refused", "failed"]
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a text that a record and a terminal can hold: of UTF-8, and not above LONGEST."""
+    """Whether a value is a text that a record can hold: of UTF-8, and not above LONGEST."""
     try:
         return isinstance(value, str) and len(value) <= LONGEST and value.encode().decode() == value
     except UnicodeEncodeError:  # half of a pair of surrogates
@@ -145,7 +145,7 @@ class Skill:
 
     Attributes:
       trigger: an expression over the version's row (diagnosis/expressions.py).
-      move: of the lever; * stands for any text.
+      move: of the lever. In a built-in skill * stands for any text.
       because: one sentence.
       held, failed: ids of the versions that followed it and were promoted, or were trained and were not.
       origin: "built-in", or the version whose promotion taught it.
@@ -162,7 +162,8 @@ class Skill:
     origin: str = "built-in"
 
     def says(self, lever: str, move: str) -> bool:
-        return lever == self.lever and fnmatch(move, self.move)
+        same = fnmatch(move, self.move) if self.origin == "built-in" else move == self.move
+        return lever == self.lever and same
 
     @property
     def trust(self) -> float:

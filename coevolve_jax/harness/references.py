@@ -17,6 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax.config import methods
 from coevolve_jax.harness import campaign, levers, start, store
 from coevolve_jax.harness.versions import Versions
 
@@ -46,10 +47,18 @@ def changes(given: str, config: ConfigDict, runs: store.Store) -> levers.Changes
             f"--reference={given} has {size(other)} rollouts a step, and the campaign's start {size(first)}: "
             "a reference gets as many."
         )
-    if other.learner.dynamic_sampling or "strategy.name" in found or "strategy.probe" in found:
+    moved = "strategy.name" in found or "strategy.probe" in found
+    if other.learner.dynamic_sampling or (moved and _asks_for_rollouts(other)):
         found["budget.rollouts"] = first.budget.rollouts or first.steps * size(first)
     levers.changed(first, found)
     return found
+
+
+def _asks_for_rollouts(config: ConfigDict) -> bool:
+    """Whether the strategy may spend rollouts besides its batches. One of somebody's own may always."""
+    own = config.strategy
+    asked = methods.needs(config) & {"probe", "influence", "branch"}
+    return "." in own.name or own.get("probe", 0) > 0 or bool(asked)
 
 
 def frozen(changes: levers.Changes) -> str:

@@ -156,7 +156,7 @@ def learned(
     sign = "<=" if aim.direction == "up" else ">="
     new = Skill(
         id=f"from-{version}",
-        trigger=f"{aim.diagnostic} {sign} {bound:.6f}",
+        trigger=f"{aim.diagnostic} {sign} {bound!r}",
         lever=proposal.lever,
         move=proposal.move,
         because=proposal.because,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coevolve_jax.harness.campaign import START
 from coevolve_jax.harness.loop import Evolution
+from coevolve_jax.llm.prompting import line
 
 
 def table(evolution: Evolution) -> str:
@@ -15,7 +16,7 @@ def table(evolution: Evolution) -> str:
             continue
         told = evolution.versions.proposal(version) if version != START else None
         success = "" if found.success is None else f"{found.success:.1%}"
-        move = f"{told.lever} {told.move}" if told else ""
+        move = line(f"{told.lever} {told.move}") if told else ""
         lines.append((version, told.parent if told else "", move[:44], found.kind, success))
     selected = evolution.campaign.selected()
     rows = [f"{a:<8} {b:<7} {c:<45} {d:<9} {e:>8}".rstrip() for a, b, c, d, e in lines]

@@ -13,6 +13,7 @@ from coevolve_jax.harness.audit import Audit, comparable, replay
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.testing import leaky
 from coevolve_jax.types import Call, Outcome, Step, Task, Trajectory, Turn
+from tests.support.paths import ROOT
 
 
 def rollout(task: Task, *turns: list[Call], i: int = 0) -> Trajectory:
@@ -157,7 +158,9 @@ def test_without_a_judged_success_to_compare_with_the_share_alone_decides(nothin
     none = {name: (0, 0) for name in ("parent", "start") if nothing in (name, "both")}
     passes = lambda child: Audit(**{"child": child, "parent": child, "start": child, **none}).ok
     assert [passes((n, 64)) for n in (0, 6, 7, 64)] == [True, True, False, False]  # 6 of 64 are 9.4%
-    assert passes((0, 0))
+    assert passes((0, 0)) and not passes((1, 10))
+    told = (ROOT / "docs" / "harness.md").read_text()
+    assert "where these have no success, it is below 10% |" in told
 
 
 def test_many_small_steps_do_not_pass_where_one_large_step_does_not():

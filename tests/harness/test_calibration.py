@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from coevolve_jax.harness.calibration import Run
 from coevolve_jax.harness.store import answer
 from tests.harness.support import WITH_MADE_UP
 from tests.support import forked
+from tests.support.paths import ROOT
 
 SETTINGS = "configs/bfcl_harness.py"
 
@@ -128,13 +130,18 @@ def test_rows_come_back_as_they_were_written(tmp_path):
 def test_what_has_a_row_is_not_run_again_and_the_table_tells_all(tmp_path, quick):
     rows = [run("none", s, n) for s, n in enumerate((280, 284))] + [run("slow", s, 200 + s) for s in range(2)]
     rows += [run("none", 0, 270 + i, salt=i) for i in range(1, 4)]
-    calibration.write_rows(tmp_path / "starts.csv", rows)
-    command = ["experiments/calibrate_harness.py", f"--workdir={tmp_path}"]
+    own = tmp_path / "own.py"  # whose get_config knows no faults
+    text = "from coevolve_jax import config\n\n\ndef get_config():\n"
+    own.write_text(text + f"    return config.load_file({str(ROOT / SETTINGS)!r})\n")
+    calibration.write_rows(tmp_path / "starts.csv", [r._replace(settings=str(own)) for r in rows])
+    command = ["experiments/calibrate_harness.py", f"--workdir={tmp_path}", f"--config={own}"]
     told = forked.run([*command, "--faults=none,slow", "--seeds=0:2"], quick)
     assert told.returncode == 0 and not (tmp_path / "store").exists()
     assert "Healthy, 2 seeds: success 70.5%, deviation 0.7 points" in told.stdout
     assert "Lost trials: 0 of 2800. Commits: abc." in told.stdout
     assert "| `slow` | 2 | 50.1 | 20.4 (" in told.stdout and "Seed 0, 4 salts:" in told.stdout
+    (flag,) = re.findall(r"^For a campaign: --config\.harness\.noise=(\S+)$", told.stdout, re.MULTILINE)
+    assert float(flag) == pytest.approx(calibration.costs(rows[:4])[0], abs=5e-5) and float(flag) > 0
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import scipy.stats
 from coevolve_jax import config as configs
 from coevolve_jax.harness import claim, evidence, final, references, start
 from coevolve_jax.harness.campaign import Tampered
-from coevolve_jax.harness.store import Store, config_id
+from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.store import Store, config_changes, config_id
 from coevolve_jax.records.files import read_lines, write_lines
 from coevolve_jax.testing.campaign import MADE_UP, evaluate_made_up, train_made_up, truth
 from tests.harness.support import WITH_MADE_UP, Kept, config, cut, evolution, lose_all_trials, rehash
@@ -258,8 +260,56 @@ def test_a_reference_with_another_strategy_brings_its_settings(over, monkeypatch
     monkeypatch.chdir(ROOT)
     given = "configs/bfcl_harness.py:strategy=blame,fault=slow"
     found = references.changes(given, config("slow", versions=2), over.store)
-    assert found["strategy.name"] == "blame" and found.pop("budget.rollouts") > 0
+    assert found["strategy.name"] == "blame"
     assert all(key.startswith(("strategy.", "evolution.")) for key in found)
+
+
+def written(path, arg, settings):
+    """A config file that changes some settings of configs/bfcl_harness.py with an argument."""
+    source = str(ROOT / "configs" / "bfcl_harness.py")
+    text = "from coevolve_jax import config\n\n\ndef get_config():\n"
+    text += f"    c = config.load_file({source!r}, {arg!r})\n    return config.override(c, {settings!r})\n"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bounded"),
+    [
+        ({"strategy.name": "random"}, False),
+        ({"strategy.name": "random", "strategy.probe": 4}, True),
+        ({"strategy.name": "agent_world"}, True),  # which always asks for rollouts
+        ({"learner.dynamic_sampling": 1}, True),
+    ],
+)
+def test_only_a_reference_that_may_spend_more_than_its_batches_is_bounded(settings, bounded, over, tmp_path):
+    c = config("slow", versions=2)
+    found = references.changes(written(tmp_path / "given.py", "fault=slow", settings), c, over.store)
+    most = c.steps * c.rollout.tasks_per_step * c.rollout.group_size
+    assert settings.items() <= found.items()
+    assert found.get("budget.rollouts") == (most if bounded else None)
+
+
+def test_a_reference_whose_rollouts_run_ahead_is_taken(over, tmp_path):
+    """No run with config.rollout.max_staleness may have a bound on its rollouts, and nobody sets one."""
+    ahead = {"rollout.max_staleness": 1}
+    given = written(tmp_path / "given.py", "strategy=random,fault=slow", ahead)
+    found = references.changes(given, configs.override(config("slow", versions=2), ahead), over.store)
+    assert found["strategy.name"] == "random" and "budget.rollouts" not in found
+
+
+def test_what_a_campaign_selected_comes_back_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "coevolve_jax.testing.campaign.truth", lambda c: truth(c) + 0.1 * (c.strategy.name == "random")
+    )
+    other, name = evolution(tmp_path / "other", "none", versions=1), "strategy.name"
+    aim = Expectation("success_last", "up")
+    drawn = Proposal("v000", name, "random", {name: "random"}, "It is static.", "p", expects=aim)
+    other.parts.proposer, other.parts._rules = SimpleNamespace(propose=lambda *given: drawn), ("score",)
+    other.run()
+    assert other.campaign.selected() == "v001"
+    own = config_changes(*map(other.versions.config, ("v000", "v001")))
+    assert references.changes(str(tmp_path / "other"), config("none", versions=1), other.store) == own
 
 
 def test_the_program_reads_the_test_with_a_reference(tmp_path, quick):

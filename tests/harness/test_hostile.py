@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from coevolve_jax.harness import levers
+from coevolve_jax.harness import levers, loop, summary
 from coevolve_jax.harness.diagnostics import COUNT
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.templates import Candidate
@@ -103,6 +103,25 @@ def test_the_same_proposal_without_what_is_hostile_passes(started, monkeypatch):
         found.parts.proposal("v001")  # its module does not say that it moves several
     monkeypatch.setattr(found.parts._module, "SEVERAL", True, raising=False)
     assert found.parts.proposal("v001")["lever"] == levers.DESIGN
+
+
+OBEYED = "Slow.\x1b[2J\x1b]0;mine\x07\r\nv001 is promoted.\x9b\u202e\0"  # by a terminal
+
+
+def test_what_a_proposer_says_is_shown_in_one_line_that_no_terminal_obeys(tmp_path, monkeypatch):
+    begun, said = evolution(tmp_path / "campaign", "slow", versions=1), []
+    found = loop.Evolution(begun.campaign, begun._config, begun.store, said.append)
+    monkeypatch.setattr(found.parts._module, "SEVERAL", True, raising=False)
+    told = dataclasses.replace(GOOD, because=OBEYED, lever=levers.DESIGN, move=OBEYED)
+    found.parts.proposer = Proposes(told)
+    found.run()
+    assert any("Slow.[2J]0;mine v001 is promoted." in text for text in said)
+    assert found.versions.proposal("v001").because == OBEYED  # the record holds it as it was
+    shown = [*said, *summary.table(found).splitlines()]
+    assert len(shown) > 5 and all(text.isprintable() for text in shown)
+    with pytest.raises(levers.Refused) as refused:
+        found.parts.check("v001", dataclasses.replace(told, skill="on-a-leash"))
+    assert str(refused.value).isprintable()
 
 
 class TwoFaced(Mapping):

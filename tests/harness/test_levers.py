@@ -95,6 +95,15 @@ def test_no_move_leads_past_the_bounds():
     assert not levers.table(narrow)["learner.learning_rate"].moves(narrow)  # x3 would be above them
 
 
+@pytest.mark.parametrize(
+    ("span", "on"), [("0.01:0.1", 0.01), ("1e-5:5e-4", 5e-4), ("1e-4:3.0", 0.001), ("0:0", None)]
+)
+def test_a_number_that_is_switched_on_lies_within_its_bounds(span, on):
+    own = configs.override(config("none", bounds=(f"learner.kl_coef={span}",)), {"learner.kl_coef": 0.0})
+    moves = levers.table(own)["learner.kl_coef"].moves(own)
+    assert moves == ({} if on is None else {"on": {"learner.kl_coef": on}})
+
+
 def test_a_schedule_comes_down_by_the_end_and_keeps_the_optimiser_that_a_fork_needs():
     names = lambda c: [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(
         make_optimizer(c.learner, 0.0).init({"kernel": np.zeros((2, 2))})
@@ -217,6 +226,13 @@ def test_text_of_a_model_becomes_a_move_of_the_table_or_one_sentence(lever, move
         ({"levers": ("environment.eval_split",)}, "'environment.eval_split': use some of reward.terms"),
         ({"bounds": ("seed=0:1",)}, "'seed', which is no lever with bounds"),
         ({"bounds": ("learner.learning_rate=low",)}, "write KEY=LOW:HIGH"),
+        ({"bounds": ("learner.learning_rate=nan:nan",)}, "has 'learner.learning_rate=nan:nan': write KEY="),
+        ({"bounds": ("learner.learning_rate=0:inf",)}, "0:inf': write KEY=LOW:HIGH with finite numbers"),
+        ({"bounds": ("learner.learning_rate=1e-3:1e-6",)}, "1e-3:1e-6': .* the lower first"),
+        (
+            {"bounds": ("learner.kl_coef=0.01:0.1", "learner.kl_coef=0.01:0.2")},
+            "names 'learner.kl_coef' twice: give it one range",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings, sentence):

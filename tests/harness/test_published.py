@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from coevolve_jax import config as configs
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "results" / "harness.md").read_text()
@@ -92,6 +93,21 @@ def test_what_luck_gains_and_what_of_it_is_there_on_fresh_tasks():
 
 
 NOISE = 0.025  # config.harness.noise, by which campaigns judge
+
+
+def test_the_noise_that_ships_is_that_between_configs_and_salts_of_one_start_give_less():
+    """By the residuals of rows and columns: each fault was run on the same seeds, so none is missing."""
+    cells = {(r["fault"], r["seed"]): int(r["solved"]) / int(r["trials"]) for r in rows("starts.csv")}
+    faults, seeds = (sorted({key[i] for key in cells}) for i in (0, 1))
+    y = np.array([[cells[f, s] for s in seeds] for f in faults])
+    rest = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
+    between = ((rest**2).sum() / ((len(faults) - 1) * (len(seeds) - 1))) ** 0.5
+    salts = statistics.stdev(int(r["solved"]) / int(r["trials"]) for r in rows("luck.csv"))
+    assert between == pytest.approx(0.0243, abs=5e-5) and salts == pytest.approx(0.0096, abs=5e-5)
+    assert configs.harness().noise == NOISE == pytest.approx(between, abs=1e-3)
+    for name in ("docs/harness.md", "configs/harness_qwen3_4b.py"):
+        text = " ".join((ROOT / name).read_text().split())
+        assert "experiments/calibrate_harness.py" in text and "give a lower bound" in text, name
 
 
 def chosen(rule: str, versions, noise: float):

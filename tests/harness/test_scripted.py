@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coevolve_jax import config as configs
 from coevolve_jax.diagnosis import trends
 from coevolve_jax.harness import levers, skills
 from coevolve_jax.harness.proposers import placebo, score, scripted
 from coevolve_jax.harness.proposers.base import History, Seen
-from coevolve_jax.harness.records import Expectation, Proposal
+from coevolve_jax.harness.records import Expectation, Proposal, Skill, Verdict
 from tests.harness.support import config
 
 RATE = "learner.learning_rate"
@@ -95,6 +97,24 @@ def test_no_skill_holds_by_a_divergence_that_was_not_measured_or_expects_one_tha
         assert not names({**kl, "kl": None, "kl_first": None, "kl_last": None}) & reading
     off = [s.expects.diagnostic for s in skills.BUILT_IN if (s.lever, s.move) == ("learner.kl_coef", "0")]
     assert off and not [name for name in off if name.startswith("kl")]
+
+
+@given(
+    value=st.one_of(
+        st.floats(-10, 10), st.sampled_from([1e-9, -7.8e-10, 4e-7, 0.0, 1e22, 0.6119791666666666])
+    ),
+    least=st.floats(0, 1),
+    direction=st.sampled_from(["up", "down"]),
+    move=st.sampled_from(["x3", "add tools.exists(t, t == tools[0])", "remove double(calls) * 2.0"]),
+)
+def test_a_skill_holds_for_the_version_that_taught_it_and_says_its_move(value, least, direction, move):
+    aim = Expectation("kl_last", direction, least)
+    followed = dataclasses.replace(FASTER, move=move, expects=aim)
+    (taught,) = skills.learned([], "v001", followed, Verdict("promoted", ()), {"kl_last": value})
+    assert skills.holding([taught], {"kl_last": value}) == [taught]
+    assert Skill.from_json(taught.to_json()).says(RATE, move)
+    assert not taught.says("learner.epochs", move) and not taught.says(RATE, move + "0")
+    assert not taught.says(RATE, move.replace("*", "* 3.0 +") if "*" in move else "")
 
 
 def test_a_skill_that_holds_comes_first_and_a_refused_move_does_not_go_on():

@@ -93,7 +93,8 @@ def test_a_campaign_refuses_one_folder_of_checkpoints_or_weights_for_all_its_run
     ("key", "value", "says"),
     [
         ("harness.versions", -1, "config.harness.versions is -1: it must be at least 1."),
-        ("harness.noise", -1.0, "config.harness.noise is -1.0: it must be at least 0.0."),
+        ("harness.noise", -1.0, "config.harness.noise is -1.0: it must be between 0.0 and 0.5"),
+        ("harness.noise", 2.5, "config.harness.noise is 2.5: it must be between 0.0 and 0.5: it is a rate"),
         ("harness.seeds", (), "config.harness.seeds is (): it must name at least one seed"),
         ("harness.seeds", (0, 0), "config.harness.seeds is (0, 0): it must name at least one seed"),
         ("harness.levers", ("hope",), "config.harness.levers names 'hope': use some of reward.terms, "),
