@@ -89,13 +89,13 @@ make = CoEvolve
 
 
 def join_evidence(found: Sequence[Signal], groups: Sequence[Group]) -> list[Evidence]:
-    """Joins one step's signals with the groups that show them. The groups' token arrays are dropped."""
+    """Joins one step's signals with the valid rollouts of their groups. The token arrays are dropped."""
     shown = {s.task_id for s in found}
     owner: dict[tuple[str, int], Group] = {}
     for group in groups:
         if group.task.id in shown:
-            kept = Group(group.task, tuple(t.without_tokens() for t in group.trajectories))
-            owner.update({(t.task_id, t.rollout_index): kept for t in group.trajectories})
+            kept = Group(group.task, tuple(t.without_tokens() for t in group.valid))
+            owner.update({(t.task_id, t.rollout_index): kept for t in group.valid})
     return [Evidence(signal, owner[signal.task_id, signal.rollout_index]) for signal in found]
 
 

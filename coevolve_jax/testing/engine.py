@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax import event_loop
@@ -172,16 +173,30 @@ def _turns_reuse_the_prefix_and_stay_exact(subject: Subject) -> None:
 
 
 def _what_shares_a_batch_does_not_matter(subject: Subject) -> None:
+    """Checks it where budgets, temperatures and stop ids differ. Only greedy requests must repeat."""
     rng = np.random.default_rng(1)
     # More than an engine of four slots has.
     prompts = [rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)]
-    budgets = [8, 1, 20, 3, 16, 5]
-    greedy = lambda conversation_id, p, n: ask(conversation_id, p, temperature=0.0, new=n)
-    together = subject.generate([greedy(10 + i, p, n) for i, (p, n) in enumerate(zip(prompts, budgets))])
+    prompts[4] = prompts[2]  # they differ in budget and stop id only
+    (free,) = subject.generate([ask(9, prompts[2], temperature=0.0, stop=(), new=20)])
+    subject.engine.release([9])
+    budgets, temperatures = [8, 1, 20, 3, 16, 5], [0.7, 0.0, 0.0, 0.0, 0.0, 0.7]
+    stops = [(), (), tuple(free.ids[3:4].tolist()), (), (), ()]
+    settings = list(zip(prompts, budgets, temperatures, stops))
+
+    def request(conversation_id: int, i: int) -> Request:
+        p, n, temperature, stop = settings[i]
+        return ask(conversation_id, p, temperature=temperature, seed=i, new=n, stop=stop)
+
+    together = subject.generate([request(10 + i, i) for i in range(6)])
     subject.engine.release(range(10, 16))
-    for i, (p, n) in enumerate(zip(prompts, budgets)):
-        check_completion(subject, p, together[i])
-        (alone,) = subject.generate([greedy(50 + i, p, n)])
+    for i, (p, n, temperature, _) in enumerate(settings):
+        check_completion(subject, p, together[i], temperature=temperature)
+        if temperature:  # equal seeds need not give equal samples
+            size = len(together[i].ids)
+            _expect(size == n, f"Request {i} of a batch, without a stop id, gave {size} of {n} tokens.")
+            continue
+        (alone,) = subject.generate([request(50 + i, i)])
         subject.engine.release([50 + i])
         _expect_equal(alone.ids, together[i].ids, f"Request {i} of a batch, asked alone,")
         _expect_close(
@@ -197,6 +212,29 @@ def _samples_of_one_prompt_differ(subject: Subject) -> None:
     _expect(distinct > 1, f"Four requests of other seeds gave {members[0].ids.tolist()}, all of them.")
     for m in members:
         check_completion(subject, prompt, m)
+
+
+def _tokens_are_drawn_from_the_full_softmax(subject: Subject) -> None:
+    """Finds a top_p, a top_k or another temperature behind log-probabilities of the full softmax.
+
+    Compares the sum of the tokens' log-probabilities with its mean, in standard deviations. A sound engine
+    fails once in a million draws.
+    """
+    rng, apart, variance = np.random.default_rng(3), 0.0, 0.0
+    prompts = [rng.integers(5, 900, 20) for _ in range(16)]
+    completions = subject.generate([ask(i, p, seed=i, stop=(), new=24) for i, p in enumerate(prompts)])
+    subject.engine.release(range(16))
+    for p, c in zip(prompts, completions):
+        logp = subject.logprobs(np.concatenate([p, c.ids]))[len(p) - 1 : -1].astype(np.float64)
+        mean = (np.exp(logp) * logp).sum(-1)
+        apart += (logp[np.arange(len(c.ids)), c.ids] - mean).sum()
+        variance += ((np.exp(logp) * logp**2).sum(-1) - mean**2).sum()
+    deviations = apart / variance**0.5
+    _expect(
+        abs(deviations) < 5,
+        f"Tokens are too {'likely' if deviations > 0 else 'unlikely'} for samples of the full softmax: "
+        f"their log-probabilities sum to {deviations:.1f} standard deviations from the mean.",
+    )
 
 
 def _stop_ids_and_budgets_are_kept(subject: Subject) -> None:
@@ -246,6 +284,22 @@ def _new_weights_are_used_at_once_and_old_caches_dropped(subject: Subject) -> No
     best = subject.logprobs(np.concatenate([ids, new.ids]))[len(ids) - 1 : -1].max(-1)
     apart = np.abs(best - new.logprobs).max()
     _expect(apart > 0.1, f"New weights move log-probabilities by {apart} only: the old ones still generate.")
+
+
+def _weights_of_another_model_are_refused(subject: Subject) -> None:
+    engine, params = subject.engine, subject.policy.params
+    prompt = np.arange(30, 50)
+    wider = jax.tree.map(lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)]), params)
+    try:
+        engine.update_weights(wider, 5)
+    except ValueError:
+        pass
+    else:
+        engine.update_weights(params, 0)
+        raise AssertionError("Parameters of other shapes were taken: raise ValueError and keep the old ones.")
+    (after,) = subject.generate([ask(1, prompt, seed=2)])
+    _expect((after.versions == 0).all(), f"Versions after refused weights are {after.versions.tolist()}.")
+    check_completion(subject, prompt, after)
 
 
 def _a_request_that_meets_new_weights_says_from_where(subject: Subject) -> None:
@@ -349,9 +403,11 @@ _PLAIN = (
     _turns_reuse_the_prefix_and_stay_exact,
     _what_shares_a_batch_does_not_matter,
     _samples_of_one_prompt_differ,
+    _tokens_are_drawn_from_the_full_softmax,
     _stop_ids_and_budgets_are_kept,
     _no_other_token_stops_not_even_the_models_own_end,
     _new_weights_are_used_at_once_and_old_caches_dropped,
+    _weights_of_another_model_are_refused,
     _a_request_that_meets_new_weights_says_from_where,
     _a_schema_is_heeded_or_refused,
     _what_is_cancelled_leaves_nothing_behind,

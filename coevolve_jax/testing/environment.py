@@ -109,13 +109,15 @@ def _lists(family: envs.Family, settings: Mapping) -> tuple[list[Task], list[Tas
             require(bare != bool(task.turns), f"{what}: {task.id!r} has {len(task.turns)} user turns.")
             require(_survives_json(task), f"{what}: {task.id!r} is not the same after a trip through JSON.")
         lists.append(found)
-    try:
-        family.scenarios("no such split", settings)
-    except ValueError:
-        return tuple(lists)
-    except Exception as error:
-        raise AssertionError(f"scenarios of an unknown split raises {error!r}, not a ValueError.") from error
-    raise AssertionError("scenarios of an unknown split gives an answer, not a ValueError.")
+    for what, ask in (("scenarios", family.scenarios), ("tasks", family.tasks)):
+        try:
+            ask("no such split", settings)
+        except ValueError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{what} of an unknown split raises {error!r}, not a ValueError.") from error
+        raise AssertionError(f"{what} of an unknown split gives an answer, not a ValueError.")
+    return tuple(lists)
 
 
 def _survives_json(task: Task) -> bool:
@@ -129,6 +131,7 @@ def _check_tools(family: envs.Family, tasks: Sequence[Task]) -> None:
     for task in tasks:
         with answering(f"tools({task.id!r})"):
             docs, again = family.tools(task), family.tools(task)
+            elsewhere = family.tools(Task("other", task.environment, task.scenario))
             functions = [doc["function"] for doc in docs]
             names = [f["name"] for f in functions]
             plain = json.loads(json.dumps(docs)) == docs
@@ -140,6 +143,8 @@ def _check_tools(family: envs.Family, tasks: Sequence[Task]) -> None:
             )
         require(docs and plain and shaped, f"tools({task.id!r}) are no function schemas of plain JSON.")
         require(docs == again, f"tools({task.id!r}) are others when asked again.")
+        alike = docs == elsewhere
+        require(alike, f"tools({task.id!r}) depend on more than its environment and its scenario.")
         require(
             len(set(names)) == len(names), f"tools({task.id!r}) has two tools of one name: {sorted(names)}."
         )

@@ -62,10 +62,12 @@ def check_explorer(
 ) -> None:
     """Runs the roles in the real environment, unguided, under signals and with plans, and checks all answers.
 
+    It does not check whether focus and avoid are heeded, nor the wording, nor the validator's judgement.
+
     scenarios: about ten bare ones. In some of them the explorer must find a task that is accepted.
     deterministic: False where the generators do not determine the answers, as with an LLM that samples. Equal
-    runs may then differ, and so may a batch and its entries one by one. Most plans, not all, must then come
-    first in abstraction.
+    runs may then differ, and so may a batch and its entries one by one. Exploration need not follow plans.
+    Most plans, not all, must then come first in abstraction.
 
     Raises:
       AssertionError: one sentence that names the role and its fault.
@@ -106,8 +108,14 @@ def check_explorer(
     guided = watched.reflector.reflect(early)
     again = {c.id for c in guided} & {c.id for c in watched.reflector.reflect(late)}
     _require(not again, f"reflector.reflect gives the id {sorted(again)[:1]} to contexts of two steps.")
-    planned = dataclasses.replace(unguided(accepted[0], "planned"), plan=accepted[0].calls)
-    run([*guided, planned], "signal")
+    planned = [
+        dataclasses.replace(unguided(task, f"planned-{n}"), plan=task.calls)
+        for n, task in enumerate(accepted[:EVIDENCE_TASKS])
+    ]
+    run([*guided, planned[0]], "signal")
+    if deterministic:
+        rng = np.random.default_rng(seed)
+        _check_followed(explore(role, tools, env_pool, planned, rounds=1, steps=steps, rng=rng))
 
 
 def _require(ok: bool, message: str) -> None:
@@ -133,6 +141,18 @@ def _check_empty(roles: Roles, service: Shorten) -> None:
     _answer("explorer.act", roles.explorer.act, [])
     _answer("abstractor.abstract", roles.abstractor.abstract, [], Limits(1), service)
     _answer("validator.judge", roles.validator.judge, [], [])
+
+
+def _check_followed(explorations: Sequence[Exploration]) -> None:
+    """Requires that each exploration makes the calls of its plan, which are those of its task, in order."""
+    for e in explorations:
+        plan = e.context.task.calls
+        _require(
+            bool(fulfilled(plan, e.triplets, signature)),
+            f"explorer.act leaves the plan {', '.join(map(signature, plan))} of the context {e.context.id} "
+            f"aside for {', '.join(signature(t.call) for t in e.triplets)}: the plan comes first "
+            "(explorers/plans.py).",
+        )
 
 
 def _check_plans(

@@ -11,6 +11,10 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +36,7 @@ from coevolve_jax.strategies.base import (
 )
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
+from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
     QUERY,
@@ -53,7 +58,9 @@ from coevolve_jax.types import (
 def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> None:
     """Drives a strategy through made-up steps, beside two twins.
 
-    One twin is restored from JSON before each step. The other one's invalid rollouts show something else.
+    One twin is restored from JSON before each step, by a fresh copy of its module. The other one's invalid
+    rollouts show something else, and its `compute_advantages` gets none of them. All run in this process: an
+    order that differs between processes, like that of a set, goes unseen.
 
     Args:
       name: like config.strategy.name.
@@ -67,39 +74,47 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     config = copy.deepcopy(config)
     config.strategy = configs.strategy(name)
     config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
-    make = names.module("strategies", name, "strategy.name", ["make"], takes=("config", "state")).make
+    module = names.module("strategies", name, "strategy.name", ["make"], takes=("config", "state"))
     count = steps or 2 * config.evolution.every
     config.steps = count + config.evolution.freeze_last_steps
     read: set[str] = set()
     config = noting(config, read)
-    strategy, twin, other = make(config), make(config), make(config)
+    strategy, other = module.make(config), _anew(module).make(config)
     helps, needs = help_of(strategy) is not None, configs.needs(config)
     assert helps == ("help" in needs), (
         f"{name}: it has {'a' if helps else 'no'} method help, and NEEDS of its module has {sorted(needs)}: "
         "have both or neither."
     )
     pools = _pool(config), _pool(config), _pool(config)
+    state = _as_json(strategy.to_json(), f"{name}: to_json of a new strategy")
     for step in range(count):
-        state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
-        twin = make(config, state)
+        twin = _anew(module).make(config, state)
         seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools)]
         assert seen[0] == seen[1], (
             f"{name}: step {step} differs after a restart (to_json leaves something out, or something random "
             "is not drawn from seeding.rng_for)."
         )
-        assert _as_json(strategy.to_json(), name) == _as_json(twin.to_json(), name), (
+        state = _as_json(strategy.to_json(), f"{name}: to_json after step {step}")
+        assert state == _as_json(twin.to_json(), name), (
             f"{name}: after step {step} the state of a restarted strategy differs from that of one "
             "that went on."
         )
         elsewhere = _step(name, config, other, pools[2], step, altered=True)
-        same = seen[0] == elsewhere and _as_json(strategy.to_json(), name) == _as_json(other.to_json(), name)
-        assert same, (
-            f"{name}: step {step} differs where invalid rollouts show something else; leave those out "
-            "(Group.valid)."
+        assert seen[0] == elsewhere and state == _as_json(other.to_json(), name), (
+            f"{name}: step {step} differs where invalid rollouts show something else or are absent; leave "
+            "those out (Group.valid)."
         )
     told = configs.reads(config)
     unsaid = sorted((read & set(SHARED)) - (told or set(SHARED)))
     assert not unsaid, f"{name}: it reads config.{unsaid[0]}, which READS of its module does not name."
+
+
+def _anew(module: ModuleType) -> Any:
+    """Executes a module again. Returns the copy, whose variables and classes are as after the import."""
+    spec = cast(ModuleSpec, module.__spec__)
+    fresh = module_from_spec(spec)
+    cast(Loader, spec.loader).exec_module(fresh)
+    return fresh
 
 
 def noting(config: ConfigDict, read: set[str]) -> ConfigDict:
@@ -119,13 +134,18 @@ def _step(
     name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, step: int, altered: bool = False
 ) -> Any:
     """Runs one step with its checks. Returns all its results, for comparison. altered: as in MadeUpRoll."""
-    roll = MadeUpRoll(config, step, altered=altered)
+    roll, known = MadeUpRoll(config, step, altered=altered), {t.id for t in tasks}
+    state = _as_json(strategy.to_json(), name)
     groups = strategy.collect(step, tasks, roll)
     roll.closed = True
+    in_turn = configs.needs(config) & {"fresh", "help", "branch"}  # these rule out rollout.max_staleness
+    assert in_turn or state == _as_json(strategy.to_json(), name), (
+        f"{name}: collect changed the strategy's state at step {step}, and it may run some steps ahead "
+        "(config.rollout.max_staleness): change it in observe, or list fresh in NEEDS of its module."
+    )
     assert groups and all(isinstance(g, Group) for g in groups), (
         f"{name}: collect returned no groups at step {step}."
     )
-    known = {t.id for t in tasks}
     for g in groups:
         assert any(g is made for made in roll.made), (
             f"{name}: collect returned a group that roll did not make."
@@ -135,7 +155,7 @@ def _step(
     assert len(set(numbers)) == len(numbers), f"{name}: collect returned a rollout twice at step {step}."
 
     before = [t.outcome for t in trajectories_of(groups)]
-    samples = strategy.compute_advantages(groups)
+    samples = strategy.compute_advantages([Group(g.task, g.valid) for g in groups] if altered else groups)
     assert before == [t.outcome for t in trajectories_of(groups)], (
         f"{name}: compute_advantages changed an outcome."
     )
@@ -148,9 +168,10 @@ def _step(
         f"{name}: StepReport.counts holds {dict(found.counts)}; counts are whole numbers from 0."
     )
     rows = _as_json(list(found.rows), f"{name}: StepReport.rows of step {step}")
+    tasks.record(task_scores(groups))
 
-    ids, states, lab = list(known), [], MadeUpLab(config, tasks, altered=altered)
-    noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
+    states, lab = [], MadeUpLab(config, tasks, altered=altered)
+    noticed = FirstUse(lab, lambda: states or states.append(_as_json(strategy.to_json(), name)))
     grown = strategy.evolve(step, cast(Lab, noticed))
     keeps = lab.probed or "ask" in configs.needs(config)
     assert not states or keeps or states[0] == _as_json(strategy.to_json(), name), (
@@ -160,22 +181,28 @@ def _step(
     assert grown is None or isinstance(grown, SynthesisStats), (
         f"{name}: evolve returned {type(grown).__name__}, not SynthesisStats or None."
     )
-    added = len(tasks) - len(ids)
+    added = len(tasks) - len(known)
     assert added == (grown.added if grown else 0), (
         f"{name}: D_t grew by {added} tasks at step {step} and evolve says {grown.added if grown else 0}."
     )
-    assert set(ids) <= {t.id for t in tasks}, f"{name}: evolve took tasks out of D_t at step {step}."
+    assert known <= {t.id for t in tasks}, f"{name}: evolve took tasks out of D_t at step {step}."
+    past = [t.id for t in tasks if t.id not in known | lab.added]
+    assert not past, (
+        f"{name}: task {past[0]!r} came into D_t past the lab at step {step}: add it by lab.synthesize or "
+        "lab.adopt, which check it."
+    )
     helped = _helped(name, strategy, list(tasks)[:4], roll.first_steps)
     learned = [[None if x is None else np.asarray(x).tolist() for x in _streams(s)] for s in samples]
-    new = [t.to_json() for t in list(tasks)[len(ids) :]]
+    new = [t.to_json() for t in list(tasks)[len(known) :]]
     return numbers, roll.hints, helped, learned, dict(found.counts), rows, new
 
 
 def _helped(name: str, strategy: Strategy, tasks: Sequence[Task], steps: Sequence[Step]) -> list:
     """Asks for help twice, as evaluations do. Returns the hints as text, for comparison."""
-    help, before = help_of(strategy), _as_json(strategy.to_json(), name)
+    help = help_of(strategy)
     if help is None:
         return []
+    before = _as_json(strategy.to_json(), name)
     hints = [help(task.without_calls(), m) for _ in range(2) for task in tasks for m in range(2)]
     assert all(hint is None or isinstance(hint, Hint) for hint in hints), (
         f"{name}: help returned something else than a Hint or None."
@@ -318,7 +345,7 @@ class MadeUpLab:
     """A strategies.base.Lab of made-up tasks.
 
     probed: whether it was asked for rollouts. numbers: how many tasks it made, by kind and step.
-    own_patterns: as in the Lab. altered: as in MadeUpRoll.
+    own_patterns: as in the Lab. altered: as in MadeUpRoll. added: ids of the tasks that it added to D_t.
     """
 
     config: ConfigDict
@@ -328,6 +355,7 @@ class MadeUpLab:
     numbers: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)
     own_patterns: bool = False
     altered: bool = False
+    added: set[str] = dataclasses.field(default_factory=set)
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))
@@ -364,8 +392,7 @@ class MadeUpLab:
         assert all(task.turns for task in tasks)
         line = lambda t: dataclasses.replace(t.lineage, kind=kind, solved=(solved or {}).get(t.id))
         own = [dataclasses.replace(t, lineage=line(t)) for t in tasks]
-        added = sum(refusal is None for refusal in self.tasks.add(own))
-        return SynthesisStats(proposed=len(tasks), accepted=len(tasks), added=added)
+        return SynthesisStats(proposed=len(tasks), accepted=len(tasks), added=self._put(own, None))
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
@@ -399,8 +426,15 @@ class MadeUpLab:
             new.append(made_up_task(f"{kind}-{step}-{number}", request.rng, kind, step, context))
         if request.admit is not None:
             new = [task for task, word in zip(new, request.admit(new), strict=True) if word.refusal is None]
-        added = sum(refusal is None for refusal in (self.tasks if into is None else into).add(new))
+        added = self._put(new, into)
         return SynthesisStats(proposed=len(contexts), accepted=added, added=added)
+
+    def _put(self, new: Sequence[Task], into: TaskPool | None) -> int:
+        """Puts tasks into a pool, D_t by default. Returns how many it took."""
+        verdicts = (self.tasks if into is None else into).add(new)
+        taken = {task.id for task, refusal in zip(new, verdicts, strict=True) if refusal is None}
+        self.added |= taken if into is None else set()
+        return len(taken)
 
 
 def made_up_task(

@@ -70,7 +70,17 @@ FAULTS = {
     "unknown_split": (
         'raise ValueError(f"Unknown split {split!r}: use train or test.")',
         "return []",
-        "unknown split gives an answer",
+        "scenarios of an unknown split gives an answer",
+    ),
+    "tasks_of_unknown_split": (
+        "enumerate(scenarios(split, settings))",
+        "enumerate(scenarios(split if split in SPLITS else 'train', settings))",
+        "tasks of an unknown split gives an answer",
+    ),
+    "tools_by_turns": (
+        "return [PUT]",
+        "return [{**PUT, 'function': {**PUT['function'], 'name': 'place'}}] if not task.turns else [PUT]",
+        "depend on more than its environment and its scenario",
     ),
     "key_by_id": (
         "make = Cupboard",

@@ -262,6 +262,12 @@ def spoil(roles, batch):
     return calls
 
 
+def unled(roles, batch):
+    """Acts as if there were no signal and no plan."""
+    free = lambda context: unguided(context.task, context.id)
+    return roles.explorer.act([dataclasses.replace(e, context=free(e.context)) for e in batch])
+
+
 FAULTS = [
     ("reflector", "reflect", lambda r, b: r.reflector.reflect(b)[::-1],
         "reflector.reflect answers otherwise"),
@@ -297,6 +303,7 @@ FAULTS = [
         lambda r, b: r.explorer.act([dataclasses.replace(e, rng=np.random.default_rng()) for e in b]),
         "generator only"),
     ("explorer", "act", spoil, "changes what it is given"),
+    ("explorer", "act", unled, "explorer.act leaves the plan .* of the context planned-. aside"),
     ("abstractor", "abstract", lambda r, b, n, s: r.abstractor.abstract(b, n, s)[::-1],
         "abstractor.abstract answers otherwise"),
     ("abstractor", "abstract",

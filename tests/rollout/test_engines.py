@@ -387,6 +387,24 @@ class OneBudgetForAll(Sound):
         return await self.inner.generate([sampling(r, max_new_tokens=most) for r in requests])
 
 
+class OneTemperatureForAll(Sound):
+    async def generate(self, requests):
+        first = requests[0].sampling.temperature
+        return await self.inner.generate([sampling(r, temperature=first) for r in requests])
+
+
+class OneStopIdForAll(Sound):
+    async def generate(self, requests):
+        first = requests[0].sampling.stop_ids
+        return await self.inner.generate([sampling(r, stop_ids=first) for r in requests])
+
+
+class AllStopIdsForAll(Sound):
+    async def generate(self, requests):
+        known = tuple({i for r in requests for i in r.sampling.stop_ids})
+        return await self.inner.generate([sampling(r, stop_ids=known) for r in requests])
+
+
 class AnotherOrder(Sound):
     async def generate(self, requests):
         return (await self.inner.generate(requests))[::-1]
@@ -402,6 +420,17 @@ class OneSeedForAll(Sound):
         return dataclasses.replace(r, seed=0)
 
 
+class SamplesSharper(Sound):
+    """Samples at a lower temperature, with the log-probabilities of the one that was asked for."""
+
+    def request(self, r):
+        return sampling(r, temperature=0.6 * r.sampling.temperature)
+
+    def completion(self, r, c):
+        logp = suite.Subject(self, self.policy).logprobs(np.concatenate([r.ids, c.ids]))
+        return dataclasses.replace(c, logprobs=logp[len(r.ids) - 1 + np.arange(len(c.ids)), c.ids])
+
+
 class IgnoresNewWeights(Sound):
     version = 0
 
@@ -410,6 +439,14 @@ class IgnoresNewWeights(Sound):
 
     def completion(self, r, c):
         return dataclasses.replace(c, versions=np.full_like(c.versions, self.version))
+
+
+class TakesAnyWeights(Sound):
+    """Keeps the old weights where it is given those of another model, but says nothing."""
+
+    def update_weights(self, params, version):
+        with contextlib.suppress(ValueError):
+            self.inner.update_weights(params, version)
 
 
 class SaysVersionZero(Sound):
@@ -482,10 +519,15 @@ FAULTS = {
     OneTokenTooMany: "stop_ids_and_budgets_are_kept",
     StopsAtTheModelsEnd: "no_other_token_stops_not_even_the_models_own_end",
     OneBudgetForAll: "what_shares_a_batch_does_not_matter",
+    OneTemperatureForAll: "what_shares_a_batch_does_not_matter",
+    OneStopIdForAll: "what_shares_a_batch_does_not_matter",
+    AllStopIdsForAll: "what_shares_a_batch_does_not_matter",
     AnotherOrder: "what_shares_a_batch_does_not_matter",
     LosesOne: "what_shares_a_batch_does_not_matter",
     OneSeedForAll: "samples_of_one_prompt_differ",
+    SamplesSharper: "tokens_are_drawn_from_the_full_softmax",
     IgnoresNewWeights: "new_weights_are_used_at_once_and_old_caches_dropped",
+    TakesAnyWeights: "weights_of_another_model_are_refused",
     SaysVersionZero: "new_weights_are_used_at_once_and_old_caches_dropped",
     KeepsCachesOfOldWeights: "new_weights_are_used_at_once_and_old_caches_dropped",
     ContinuesAnotherConversation: "what_is_cancelled_leaves_nothing_behind",

@@ -371,3 +371,11 @@ def test_evidence_of_one_group_only_is_that_groups():
         assert e.signal == signal and e.task.id == signal.task_id
         of = groups["pq".index(signal.task_id)].trajectories[signal.rollout_index]
         assert e.trajectory.to_json() == of.to_json() and not len(e.trajectory.ids)
+
+
+def test_evidence_holds_no_invalid_rollout():
+    rng = np.random.default_rng(0)
+    task = a_task(rng, "p")
+    group = Group(task, tuple(as_(a_rollout(rng, task, m), True, valid=m == 0) for m in range(2)))
+    (found,) = coevolve.join_evidence([Signal("rare", "p", 0, 0, "a")], [group])
+    assert [t.rollout_index for t in found.group.trajectories] == [0]

@@ -13,9 +13,7 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.consistency import check_run
 from coevolve_jax.config import load_file, override, strategy
-from coevolve_jax.strategies.blame import Blame, tool_weights
-from coevolve_jax.strategies.frontier import Frontier
-from coevolve_jax.strategies.socratic import Socratic
+from coevolve_jax.strategies.blame import tool_weights
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, check_strategy, made_up_task
@@ -60,6 +58,19 @@ SMALL = {
     "checkpoint.keep": 9,
     "environment.workers": 1, "signals.rare_percent": 20.0, "logging.trajectories_every": 1,
 }  # fmt: skip
+LOSSY = """
+from coevolve_jax.strategies import {name} as whole
+
+DEFAULTS, READS, NEEDS = whole.DEFAULTS, whole.READS, getattr(whole, "NEEDS", ())
+
+
+class Lossy(whole.make):
+    def to_json(self):
+        return {{**super().to_json(), **{lost}}}
+
+
+make = Lossy
+"""
 
 
 def settings(name: str, **changes):
@@ -143,8 +154,13 @@ def test_no_draft_is_made_for_a_full_training_set(name):
     "fault, why",
     [
         ("unseeded", "differs after a restart"), ("forgets", "restart"), ("twice", "a rollout twice"),
+        ("of the class", "step 1 differs after a restart"),
         ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
-        ("heeds", r"step .* differs where invalid rollouts show something else; leave those out"),
+        ("heeds", r"step .* differs where invalid rollouts show something else or are absent; leave those"),
+        ("baseline", "differs where invalid rollouts .* are absent"),
+        ("aligned", "differs where invalid rollouts .* are absent"),
+        ("collect counts", "collect changed the strategy's state at step 0, .* list fresh in NEEDS"),
+        ("scores", "a score"), ("past the lab", "task 'own-0' came into D_t past the lab at step 0"),
         ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
         ("reads", "reads config.evolution.contexts, which READS of its module does not name"),
         ("late", "roll of step 0 was called after collect had returned; use lab.probe"),
@@ -160,17 +176,23 @@ def test_the_suite_catches_faults(monkeypatch, fault, why):
 
 
 @pytest.mark.parametrize(
-    "method, lost",
-    [(Socratic, {"skills": {}, "goal": []}), (Blame, {"tools": {}}), (Frontier, {"skills": {}})],
+    "name, lost",
+    [("socratic", {"skills": {}, "goal": []}), ("blame", {"tools": {}}), ("frontier", {"skills": {}})],
 )
-def test_the_suite_catches_a_lost_state_of_missed_calls(monkeypatch, method, lost):
+def test_the_suite_catches_a_lost_state_of_missed_calls(monkeypatch, tmp_path, name, lost):
     """Failed made-up rollouts miss calls, as real ones do."""
-    whole = method.to_json
-    assert whole(method(settings(method.__module__.rpartition(".")[2]))).keys() >= lost.keys()
-    monkeypatch.setattr(method, "to_json", lambda self: {**whole(self), **lost})
-    name = method.__module__.rpartition(".")[2]
-    with pytest.raises(AssertionError, match=f"{name}: step .* differs after a restart"):
-        check_strategy(name, settings(name))
+    assert build.strategy(settings(name)).to_json().keys() >= lost.keys()
+    (tmp_path / f"lossy_{name}").mkdir()
+    (tmp_path / f"lossy_{name}" / "method.py").write_text(LOSSY.format(name=name, lost=lost))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AssertionError, match=f"lossy_{name}.method: step .* differs after a restart"):
+        check_strategy(f"lossy_{name}.method", settings(name))
+
+
+def test_our_method_passes_with_the_batches_of_the_guides_config():
+    """They are large enough for a group with a signal and an invalid rollout."""
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py")
+    check_strategy("coevolve", override(config, {"evolution.every": 2}))
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,17 @@ class NativeEngine:
             self._grammars = Grammars(tokenizer, model_config.vocab_size)
         self._lock = threading.Lock()  # guards the cache: ticks run in threads, and updates come from others
         self._held: dict[int, Conversation] = {}  # by id, oldest first
+        self._shapes = _shapes(params)
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
+        given = _shapes(params)
+        for name in sorted(given.keys() | self._shapes.keys()):
+            if given.get(name) != (own := self._shapes.get(name)):
+                raise ValueError(
+                    f"These parameters are of another model: {name} has the shape {given.get(name)} and not "
+                    f"{own}. The engine keeps its weights; give it those of the model that it was made with."
+                )
         with self._lock:
             self._held = {i: c for i, c in self._held.items() if not c.answered}
             for c in self._held.values():  # conversations in the middle of a message are fed again
@@ -330,3 +338,8 @@ class NativeEngine:
 def _quota(serving: Sequence[Conversation]) -> int:
     """Returns how many of them must stop for the tick to end."""
     return -(-sum(c.left > 0 for c in serving) // PART)
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    """Maps the path of each parameter to its shape."""
+    return {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(params)}

@@ -333,16 +333,23 @@ class SGLangEngine:
     async def _switch(self, weights: Weights) -> None:
         self._switching = asyncio.create_task(self._push(weights))
         if not self._ahead:
-            await self._switching
+            await self._switched()
 
     async def _switched(self) -> None:
-        """Waits until the servers have the newest weights. Raises an error of the push itself."""
-        if self._switching:
-            await asyncio.shield(self._switching)
+        """Waits until the servers have the newest weights. Raises an error of the push itself.
+
+        ValueError is raised once, for weights of another model: the servers keep theirs and go on.
+        """
+        if switching := self._switching:
+            try:
+                await asyncio.shield(switching)
+            except ValueError:
+                self._switching = None
+                raise
 
     async def _push(self, weights: Weights) -> None:
         async with self._pushing:
-            self._weights, before = weights, self._pusher.paused_seconds
+            kept, self._weights, before = self._weights, weights, self._pusher.paused_seconds
             self._fleet.awake.set()
             outcomes = await asyncio.gather(
                 *(self._push_to(member, weights) for member in self._fleet.serving), return_exceptions=True
@@ -351,6 +358,7 @@ class SGLangEngine:
         self.counts.update({"paused_seconds": paused / len(self._fleet.members)})
         for outcome in outcomes:
             if outcome is not None:
+                self._weights = kept  # the servers refused these
                 raise outcome
 
     async def _push_to(self, member: Member, weights: Weights) -> None:

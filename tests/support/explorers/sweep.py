@@ -3,10 +3,10 @@
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Goal, Proposal, Roles
 from coevolve_jax.explorers.evidence import focus, mistakes, signature
-from coevolve_jax.explorers.plans import fulfilled
+from coevolve_jax.explorers.plans import fulfilled, upcoming
 from coevolve_jax.explorers.scripted.arguments import Bank, fill
 from coevolve_jax.explorers.scripted.tools import toolbox
-from coevolve_jax.types import Context, Turn
+from coevolve_jax.types import Call, Context, Turn
 
 
 class Reflector:
@@ -24,10 +24,18 @@ class Reflector:
 
 
 class Explorer:
+    def __init__(self, family):
+        self.family = family
+
     def act(self, episodes):
         return [self.choose(e, toolbox(e.tools)) for e in episodes]
 
     def choose(self, e, box):
+        planned = upcoming(e.context.plan, e.history, self.family.action_pattern)
+        if isinstance(planned, Call):
+            return planned
+        if planned in box:
+            return fill(box[planned], Bank(()).extended(e.history), e.rng)
         names = [name for name in e.context.focus_pattern if name in box] if e.round == 0 else []
         tool = box[e.rng.choice(names or list(box))]
         return fill(tool, Bank(()).extended(e.history), e.rng)
@@ -65,4 +73,4 @@ class Abstractor:
 
 def make(config, family):
     judge = scripted.make(config, family).validator
-    return Roles("sweep", Reflector(family), Explorer(), Abstractor(family), judge)
+    return Roles("sweep", Reflector(family), Explorer(family), Abstractor(family), judge)

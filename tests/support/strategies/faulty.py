@@ -1,13 +1,25 @@
 """Strategies with one fault each, named by config.strategy.fault, for the suite to catch."""
 
+import dataclasses
+
 import numpy as np
 
+from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.strategies import base, static
 from coevolve_jax.synthesis import signals
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+
+
+def samples_of(trajectories, rewards):
+    """The valid trajectories' samples, by the rewards in the order of the trajectories."""
+    pairs = zip(trajectories, group_advantages(list(rewards)), strict=False)
+    return [base.TrainingSample(t, np.full(12, a, np.float32)) for t, a in pairs if t.outcome.valid]
 
 
 class Faulty(static.Static):
     """Static with one fault."""
+
+    seen = set()  # by all of the class
 
     def __init__(self, config, state=None):
         super().__init__(config, state)
@@ -22,6 +34,7 @@ class Faulty(static.Static):
     def collect(self, step, tasks, roll):
         groups, self.roll = super().collect(step, tasks, roll), roll
         fault = self._config.strategy.fault
+        self.asked += fault == "collect counts"
         if fault == "unseeded":
             return roll(tasks.draw(2, np.random.default_rng()), 4)
         if fault == "twice":
@@ -31,6 +44,11 @@ class Faulty(static.Static):
     def compute_advantages(self, groups):
         samples = super().compute_advantages(groups)
         match self._config.strategy.fault:
+            case "baseline":  # an invalid rollout counts as a failure
+                worth = lambda t: t.outcome.reward if t.outcome.valid else 0.0
+                return [s for g in groups for s in samples_of(g.trajectories, map(worth, g.trajectories))]
+            case "aligned":  # the rewards are those of Group.valid
+                return [s for g in groups for s in samples_of(g.trajectories, g.rewards)]
             case "invalid":
                 samples += [
                     base.TrainingSample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)
@@ -47,6 +65,9 @@ class Faulty(static.Static):
         if self._config.strategy.fault == "heeds":
             self.asked += sum(s.error for t in base.trajectories_of(groups) for s in t.steps)
         found = super().observe(step, groups)
+        if self._config.strategy.fault == "of the class":
+            self.seen.add(step)
+            return base.StepReport({"steps": len(self.seen)})
         if self._config.strategy.fault == "rows":
             return base.StepReport(found.counts, [{"task": groups[0].task}])
         return found
@@ -56,6 +77,12 @@ class Faulty(static.Static):
             self.roll(list(lab.tasks)[:2], 4)
         if self._config.strategy.fault == "uncounted":
             lab.synthesize_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
+        if self._config.strategy.fault == "scores":
+            assert all(record.last_score is None for record in lab.tasks.records.values()), "a score"
+        if self._config.strategy.fault == "past the lab":
+            first = next(iter(lab.tasks))
+            lab.tasks.add([dataclasses.replace(first, id=f"own-{step}", turns=first.turns * (step + 2))])
+            return SynthesisStats(proposed=1, accepted=1, added=1)
         return None
 
     def to_json(self):
