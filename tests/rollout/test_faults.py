@@ -124,8 +124,11 @@ def test_weights_that_no_server_took_beside_the_rollouts_are_told(held, policy):
     gate.set()
     with pytest.raises(ValueError, match="Version 1 is not the model that .* Nothing was sent"):
         generate(engine, [ask(0, PROMPT)])
-    with pytest.raises(ValueError, match="Version 1 is not the model"):
-        engine.update_weights(policy.params, 2)
+    engine._pusher._config = policy.config
+    (before,) = generate(engine, [ask(0, PROMPT)])  # the server keeps its weights
+    engine.update_weights(policy.params, 2)
+    (after,) = generate(engine, [ask(1, PROMPT)])  # a new conversation waits for them
+    assert (before.versions == 0).all() and (after.versions == 2).all()
 
 
 def test_an_engine_that_is_closed_gives_up_a_push(held, policy):

@@ -260,7 +260,7 @@ class Loop:
                     if signals[kind]:
                         pattern = rarest if kind == "rare" else None
                         signal = Signal(kind, task.id, t.rollout_index, step, pattern)
-                        found.append(Evidence(signal, Group(task, tuple(rollouts))))
+                        found.append(Evidence(signal, Group(task, tuple(group))))
             s.scores = {**s.scores, task.id: (*s.scores.get(task.id, ()), score)}
             born, times, first, last, alike = s.records[task.id]
             alike = 0 if score not in (0.0, 1.0) else alike + 1 if score == last else 1
