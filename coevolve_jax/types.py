@@ -305,6 +305,11 @@ class Trajectory:
     ending: str = ""
 
     @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens, steps or context ended the rollout."""
+        return self.stop in ("token_limit", "step_limit", "context_limit")
+
+    @property
     def actions(self) -> tuple[str, ...]:
         """Action patterns of the steps that call a tool of the task, for the rare signal."""
         return tuple(s.action for s in self.steps if s.action)

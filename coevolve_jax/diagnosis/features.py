@@ -21,7 +21,6 @@ Row = dict[str, Any]
 
 UNITS = ("trajectory", "step", "trend")
 LABELS = ("reward", "success", "progress", "shaped", "advantage")  # no fields of a trajectory
-CUT = ("token_limit", "step_limit", "context_limit")  # stops by a limit
 _ONE, _STEP, _BOTH = UNITS[:1], UNITS[1:2], UNITS[:2]
 
 
@@ -110,7 +109,7 @@ def trajectory_row(trajectory: Trajectory, task: Task, step: int | None = None) 
         "tokens": len(t.ids),
         "policy_tokens": int(t.mask.sum()),
         "turns": len(t.turn_starts),
-        "truncated": int(t.stop in CUT),
+        "truncated": int(t.truncated),
         "stop": t.stop,
         "tools": [s.call.name for s in calls if s.call],
         "actions": list(t.actions),

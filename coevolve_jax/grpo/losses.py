@@ -19,7 +19,7 @@ Each paper's method as settings of `config.learner`:
 (1) Set skip_zero_variance_groups=False: Dr. GRPO divides by all trajectories. Otherwise N counts only those
 of the active groups.
 (2) A truncated trajectory has reward 0. DAPO's soft punishment (section 3.4) is config.reward.terms =
-("overlong:-0.5",). Its overlong filtering is not offered.
+("overlong:-0.5",), and its overlong filtering is overlong_filtering=True.
 (3) RLOO's clip is never reached in one update on fresh rollouts. The KL that it puts into the reward is not
 there.
 """

@@ -47,7 +47,7 @@ MISSED = 0.3  # relative error from which on a forecast has missed
 LEAST_PAID = 8  # rollouts of groups without a success, for `paid_length`
 # Keys by the checks that see all that they do, and those that these checks see in part.
 CREDIT = ("reward.", "learner.group_filter", "learner.filter_", "learner.skip_zero_variance_groups",
-          "learner.advantage")  # fmt: skip
+          "learner.advantage", "learner.overlong_filtering")  # fmt: skip
 LIMITS = ("rollout.max_length", "rollout.max_new_tokens", "rollout.max_steps", "rollout.max_messages")
 SIZES = ("rollout.group_size", "rollout.tasks_per_step")
 DRAWS = ("data.sampling", "data.retire_after", "data.min_evolved_share", "learner.dynamic_sampling")

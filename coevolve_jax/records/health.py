@@ -65,7 +65,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
         "group_std": _mean(spreads),
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),
-        "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
+        "truncated": _mean([t.truncated for t in valid]),
         "active_groups": _mean(taught(groups, samples)),
         "length_reward": correlation([len(t.ids) for t in scored], [t.outcome.reward for t in scored]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),

@@ -326,7 +326,8 @@ def grpo_samples(
     """GRPO's samples: chooses groups by the spread of their rewards and computes advantages within each.
 
     Nothing else decides which groups are learned from. It reads config.learner: skip_zero_variance_groups,
-    dynamic_sampling, group_filter with the keys filter_*, and advantage.
+    dynamic_sampling, group_filter with the keys filter_*, advantage, and overlong_filtering, which leaves out
+    truncated rollouts when their group's advantages have been computed.
 
     Args:
       state: of the group filter.
@@ -356,5 +357,6 @@ def grpo_samples(
         samples += [
             TrainingSample(t, np.full(len(t.ids), a, np.float32))
             for t, a in zip(groups[i].valid, advantages, strict=True)
+            if not (c.overlong_filtering and t.truncated)
         ]
     return samples, state

@@ -37,7 +37,6 @@ from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
 
-LIMITS = ("token_limit", "step_limit", "context_limit", "call_failed")  # values of Trajectory.stop
 
 READS = SIGNALS
 FIDELITY = "P: the formula of the weights is ours, and tool documents do not adapt."
@@ -97,7 +96,7 @@ def failure(task: Task, t: Trajectory) -> str:
     """The type of a rollout's failure, as above; "" for a success."""
     if t.outcome.success:
         return ""
-    if t.stop in LIMITS:
+    if t.truncated or t.stop == "call_failed":
         return "limit"
     if any(s.call is None for s in t.steps):
         return "malformed"

@@ -96,6 +96,7 @@ def credited(
     left_out, rewards = [], rewards_of(config)
     if own.weight and (c.skip_zero_variance_groups or c.dynamic_sampling or c.group_filter):
         alike = [t for g in groups if g.valid and spread(rewards(g)) == 0 for t in g.valid]
+        alike = [t for t in alike if not (c.overlong_filtering and t.truncated)]
         left_out = [TrainingSample(t, np.zeros(len(t.ids), np.float32)) for t in alike if any(credit[id(t)])]
     return [finer(sample) for sample in [*samples, *left_out]]
 

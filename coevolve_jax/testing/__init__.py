@@ -6,4 +6,7 @@ Each module has one function. It raises AssertionError, in one sentence, for the
     environment.py  check_environment(name, ...): an environment family (envs/base.py)
     explorer.py     check_explorer(roles, ...): the four roles (explorers/base.py)
     strategy.py     check_strategy(name, config): a self-evolving method (strategies/base.py)
+
+made_up.py holds the rollouts, tasks and services that strategies are run with; `campaign.py` a trainer for
+campaigns.
 """

@@ -66,6 +66,7 @@ def settings(**learner) -> ConfigDict:
                     filter_decay=0.1,
                     filter_warmup=20,
                     skip_zero_variance_groups=False,
+                    overlong_filtering=False,
                     advantage="group_std",
                 ),
                 **learner,
@@ -124,6 +125,24 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
     assert len(grpo_samples(settings(skip_zero_variance_groups=True), groups, FilterState())[0]) == 2 * n
     samples, state = grpo_samples(settings(group_filter=True), groups, FilterState())
     assert len(samples) == 2 * n and state.seen == n
+
+
+def test_truncated_rollouts_leave_the_loss_and_stay_in_the_means():
+    groups = [replace_stops(g, ("token_limit", "done")) for g in collect(MadeUpRewards(), pool(60), 4)]
+    every = {id(s.trajectory): s for s in grpo_samples(settings(), groups, FilterState())[0]}
+    left = grpo_samples(settings(overlong_filtering=True), groups, FilterState())[0]
+    assert len(left) == 6 and [s.trajectory for s in left] == [g.trajectories[1] for g in groups]
+    for s in left:
+        np.testing.assert_array_equal(s.advantages, every[id(s.trajectory)].advantages)
+    assert any(s.advantages.any() for s in left)  # over a truncated rollout, which counts in the mean
+    for stop, kept in {"step_limit": 0, "context_limit": 0, "call_failed": 2, "done": 2}.items():
+        group = replace_stops(groups[0], (stop, stop))
+        assert len(grpo_samples(settings(overlong_filtering=True), [group], FilterState())[0]) == kept
+
+
+def replace_stops(group, stops):
+    made = [dataclasses.replace(t, stop=stop) for t, stop in zip(group.trajectories, stops, strict=True)]
+    return dataclasses.replace(group, trajectories=tuple(made))
 
 
 def test_spread_and_advantages_are_those_of_the_shaped_rewards():

@@ -14,7 +14,7 @@ from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.strategies.base import evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpRoll, made_up_task
+from coevolve_jax.testing.made_up import MadeUpRoll, made_up_task
 from tests.support.paths import ROOT
 
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")

@@ -408,6 +408,7 @@ SETTINGS = {
     "learner.filter_keep": st.sampled_from([0.0, 0.3, 0.5, 1.0]),
     "learner.filter_warmup": st.sampled_from([1, 20]),
     "learner.skip_zero_variance_groups": st.booleans(),
+    "learner.overlong_filtering": st.booleans(),
     "learner.advantage": st.sampled_from(["group_std", "group_mean", "leave_one_out"]),
     "evaluation.tasks": st.integers(1, 3),
     "evaluation.num_rollouts": st.integers(1, 2),

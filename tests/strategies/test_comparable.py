@@ -29,7 +29,7 @@ from coevolve_jax.synthesis import choice, signals
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import ROW, TaskPool
 from coevolve_jax.synthesis.validate import Verdict
-from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
+from coevolve_jax.testing.made_up import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
 from coevolve_jax.types import Call, Group, Outcome, Signal, Step, Task, Turn
 from tests.support.grpo_cases import trajectory
 from tests.support.paths import ROOT

@@ -11,7 +11,7 @@ from coevolve_jax.strategies import frontier, panel
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import allocate, beta, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab
+from coevolve_jax.testing.made_up import MadeUpLab
 from coevolve_jax.types import Call, Group, Lineage, Outcome, Task, Turn
 from tests.strategies.test_comparable import rollout, settings_of
 

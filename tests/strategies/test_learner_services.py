@@ -13,7 +13,7 @@ from coevolve_jax.strategies.base import Branch
 from coevolve_jax.strategies.growth import set_apart
 from coevolve_jax.synthesis.knobs import KnobPolicy
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab, made_up_rollout, made_up_task
+from coevolve_jax.testing.made_up import MadeUpLab, made_up_rollout, made_up_task
 from coevolve_jax.types import Call, Group, Outcome, Step, Task, Turn
 from tests.strategies.test_proposers import Lab, config_of, solved
 

@@ -12,7 +12,7 @@ from coevolve_jax.strategies.growth import propose
 from coevolve_jax.synthesis.knobs import KnobPolicy
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab, made_up_rollout, made_up_task
+from coevolve_jax.testing.made_up import MadeUpLab, made_up_rollout, made_up_task
 from coevolve_jax.types import Call, Group, Lineage, Outcome, Task, Turn
 from tests.strategies.test_comparable import settings_of
 

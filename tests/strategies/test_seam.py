@@ -24,7 +24,7 @@ from coevolve_jax.strategies.growth import (
 )
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
+from coevolve_jax.testing.made_up import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
 from coevolve_jax.types import Group, Outcome, Task
 from tests.support.paths import ROOT
 

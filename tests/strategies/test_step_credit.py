@@ -11,7 +11,7 @@ from coevolve_jax import build
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.strategies.groups import spans
 from coevolve_jax.strategies.step_credit import anchors, message_advantages
-from coevolve_jax.testing.strategy import made_up_rollout
+from coevolve_jax.testing.made_up import made_up_rollout
 from coevolve_jax.types import Call, Group, Outcome, Step, Task, Turn
 from tests.strategies.test_comparable import settings_of
 
@@ -147,6 +147,19 @@ def test_advantages_are_differences_to_the_mean_of_all_messages_at_the_anchor(se
             place = anchors(TASK, t, anchor)[i]
             among = [value(other, j) for other, j, p in all_places if p == place]
             assert advantage == pytest.approx(value(t, i) - sum(among) / len(among))
+
+
+def test_truncated_rollouts_of_groups_of_equal_rewards_are_left_out_where_the_config_says_so():
+    shapes = ([("go", "x"), ("good", "yes")], [("go", "x"), ("bad", "no"), ("bad", "no")])
+    won, cut = (a_rollout(i, 1.0, turn, []) for i, turn in enumerate(shapes))
+    group = Group(TASK, (won, dataclasses.replace(cut, stop="step_limit")))
+    for on in (False, True):
+        config = settings_of(
+            "step_credit",
+            **{"learner.skip_zero_variance_groups": True, "learner.overlong_filtering": on},
+        )
+        found = build.strategy(config).compute_advantages([group])
+        assert [s.trajectory.rollout_index for s in found] == ([0] if on else [0, 1])
 
 
 def test_invalid_rollouts_are_left_out_and_settings_that_mean_nothing_are_refused():

@@ -16,7 +16,8 @@ from coevolve_jax.config import load_file, override, strategy
 from coevolve_jax.strategies.blame import tool_weights
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, check_strategy, made_up_task
+from coevolve_jax.testing.made_up import MadeUpLab, MadeUpRoll, made_up_task
+from coevolve_jax.testing.strategy import check_strategy
 from coevolve_jax.train import train
 from coevolve_jax.types import QUERY
 from tests.support.paths import ROOT

@@ -15,7 +15,7 @@ from coevolve_jax.loop.collect import describe, without_answers
 from coevolve_jax.records.health import diagnose
 from coevolve_jax.strategies import ttcs
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab, made_up_rollout, made_up_task
+from coevolve_jax.testing.made_up import MadeUpLab, made_up_rollout, made_up_task
 from coevolve_jax.train import train
 from coevolve_jax.types import QUERY, Call, Group, Lineage, Outcome, Step, Task, Turn
 from tests.strategies.test_comparable import settings_of

@@ -9,7 +9,7 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.strategy import MadeUpLab
+from coevolve_jax.testing.made_up import MadeUpLab
 from coevolve_jax.types import Call, Group, Lineage, Outcome, Step, Task, Trajectory, Turn
 from tests.support.paths import ROOT
 

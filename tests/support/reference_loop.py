@@ -231,6 +231,8 @@ class Loop:
         for group in chosen:
             mean, n = fmean(rewards(group)), len(group)
             for t in group:
+                if c.overlong_filtering and t.stop in ("token_limit", "step_limit", "context_limit"):
+                    continue
                 above = t.outcome.reward - mean
                 by = {"group_std": spread(group) + 1e-6, "group_mean": 1, "leave_one_out": max(n - 1, 1) / n}
                 learned.append((t, above / by[c.advantage] if spread(group) else 0.0))
