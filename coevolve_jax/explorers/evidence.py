@@ -62,14 +62,6 @@ def quoted(text: str, most: int) -> str:
 
 def divergence(
     successes: Sequence[Trajectory], failures: Sequence[Trajectory]
-) -> tuple[int, Call | None, Call | None]:
-    """Does `parting` and returns the calls of its steps."""
-    at, good, bad = parting(successes, failures)
-    return at, good and good.call, bad and bad.call
-
-
-def parting(
-    successes: Sequence[Trajectory], failures: Sequence[Trajectory]
 ) -> tuple[int, Step | None, Step | None]:
     """Finds the call at which a failed rollout leaves the successful one that it follows longest.
 
@@ -115,7 +107,7 @@ def focus(evidence: Evidence, action_pattern: Callable[[Call], str]) -> tuple[st
         rare = [i for i, action in enumerate(taken) if action == signal.pattern]
         names = [taken[i] for i in rare] + [taken[i - 1] for i in rare if i]
     else:
-        _, good, bad = parting(*split(evidence))
+        _, good, bad = divergence(*split(evidence))
         names = [step.action for step in (good, bad) if step is not None]
         names += [step.action for step in trajectory.steps if step.error]
     names = [n for n in dict.fromkeys(names) if n] or [action_pattern(c) for c in task.calls]

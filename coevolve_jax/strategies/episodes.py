@@ -26,9 +26,9 @@ def episode_of(group: Group, before: Episode | None = None) -> Episode:
     again.
     """
     won = sorted((t for t in group.valid if t.outcome.success), key=lambda t: len(t.steps))
-    _, call, _ = divergence(won[:1], [t for t in group.valid if not t.outcome.success])
+    _, left, _ = divergence(won[:1], [t for t in group.valid if not t.outcome.success])
     good = [s for s in won[0].steps if s.action and not s.error]
-    parting = next((s.action for s in good if call and s.call is call), "")
+    parting = next((s.action for s in good if s is left), "")
     actions, query = [s.action for s in good], group.task.turns[0].query
     kept = {"shown": {"request": query, "calls": [s.call.to_json() for s in good if s.call]}}
     if before and before["actions"] == actions:

@@ -166,13 +166,11 @@ def distil(group: Group) -> list[Principle]:
     won = [t for t in group.valid if t.outcome.success]
     lost = [t for t in group.valid if not t.outcome.success]
     _, good, bad = divergence(won, lost)
-    steps = [s for t in (*won, *lost) for s in t.steps]
-    sides = [next((s for s in steps if call and s.call is call), None) for call in (good, bad)]
-    told = [(do, s) for do, s in zip((True, False), sides, strict=True) if s and s.action]
+    told = [(do, s) for do, s in ((True, good), (False, bad)) if s and s.action]
     if len(told) == 2 and told[0][1].action == told[1][1].action:
         told = told[:1]
     query = lambda s: group.task.turns[s.turn].query
-    calls = {name: call and call.to_json() for name, call in (("good", good), ("bad", bad))}
+    calls = {name: s and s.call and s.call.to_json() for name, s in (("good", good), ("bad", bad))}
     fresh = {"task": group.task.id, "uses": 0, "successes": 0}
     said = lambda s: {"words": sorted(hints.words(query(s))), "shown": {"request": query(s), **calls}}
     return [{"do": do, "action": s.action, **said(s), **fresh} for do, s in told]

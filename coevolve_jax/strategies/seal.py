@@ -37,7 +37,6 @@ from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
 
-
 READS = SIGNALS
 FIDELITY = "P: the formula of the weights is ours, and tool documents do not adapt."
 DEFAULTS = {

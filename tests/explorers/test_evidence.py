@@ -14,7 +14,6 @@ from coevolve_jax.explorers.evidence import (
     divergence,
     focus,
     mistakes,
-    parting,
     signature,
     split,
 )
@@ -82,20 +81,28 @@ def test_where_successes_and_failures_part(seed):
         t.rollout_index for t in by_number if not t.outcome.success
     ]
     at, *steps = parted(successes, failures)
-    assert parting(successes, failures) == (at, *steps)
-    assert divergence(successes, failures) == (at, *(step and step.call for step in steps))
+    assert divergence(successes, failures) == (at, *steps)
+
+
+def parting(successes, failures):
+    at, *steps = divergence(successes, failures)
+    return at, *(step and step.call for step in steps)
 
 
 def test_of_two_pairs_that_part_at_the_same_call_the_first_is_told():
     same = ("ls", {}, None)
     good = [trajectory(i, 1.0, same, (name, {}, None)) for i, name in enumerate(("mv", "cp"))]
     bad = [trajectory(2 + i, 0.0, same, (name, {}, "no")) for i, name in enumerate(("rm", "cat"))]
-    assert divergence(good, bad) == (1, Call("mv", {}), Call("rm", {}))
-    assert divergence(good[::-1], bad[::-1]) == (1, Call("cp", {}), Call("cat", {}))
-    assert divergence(good, [trajectory(2, 0.0, same)]) == (1, Call("mv", {}), None)
+    assert parting(good, bad) == (1, Call("mv", {}), Call("rm", {}))
+    assert parting(good[::-1], bad[::-1]) == (1, Call("cp", {}), Call("cat", {}))
+    assert parting(good, [trajectory(2, 0.0, same)]) == (1, Call("mv", {}), None)
     longer = trajectory(4, 0.0, same, ("cp", {}, None))
-    assert divergence(good, [*bad, longer]) == (2, None, None)
-    assert divergence(good, [trajectory(5, 0.0, ("pwd", {}, None))]) == (0, Call("ls", {}), Call("pwd", {}))
+    assert parting(good, [*bad, longer]) == (2, None, None)
+    assert parting(good, [trajectory(5, 0.0, ("pwd", {}, None))]) == (
+        0,
+        Call("ls", {}),
+        Call("pwd", {}),
+    )
     assert divergence(good, []) == divergence([], bad) == (0, None, None)
 
 
@@ -203,7 +210,7 @@ def test_an_integral_float_is_the_same_argument_as_the_integer(value, other):
     assert signature(Call("f", {"n": value})) == signature(Call("f", {"n": other}))
     good = trajectory(0, 1.0, ("f", {"n": value}, None), ("g", {}, None))
     bad = trajectory(1, 0.0, ("f", {"n": other}, None), ("h", {}, None))
-    assert divergence([good], [bad]) == (1, Call("g", {}), Call("h", {}))
+    assert parting([good], [bad]) == (1, Call("g", {}), Call("h", {}))
 
 
 def test_other_arguments_are_told_as_they_are():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coevolve_jax.explorers.evidence import context_id, focus, mistakes, parting, quoted, split
+from coevolve_jax.explorers.evidence import context_id, divergence, focus, mistakes, quoted, split
 from coevolve_jax.types import Call, Context, Evidence, Step
 
 
@@ -19,7 +19,7 @@ class Reflector:
 def reflect(evidence: Evidence, action_pattern: Callable[[Call], str]) -> Context:
     signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
     successes, failures = split(evidence)
-    at, good, bad = parting(successes, failures)
+    at, good, bad = divergence(successes, failures)
     failed = [s for s in trajectory.steps if s.error]
     cause = trajectory.outcome.reason
     if failed:
