@@ -24,14 +24,14 @@ from paraphrases import Tools, other_values, paraphrases, values_of
 
 from coevolve_jax import envs, names
 from coevolve_jax.config import load_file
-from coevolve_jax.envs.base import canonical, wording
+from coevolve_jax.envs.base import canonical, features, wording
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.scripted.abstractor import word
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
-from coevolve_jax.synthesis.similarity import EmbeddingCosines, KnownCosines, calls, ngrams
+from coevolve_jax.synthesis.similarity import CountCosines, EmbeddingCosines, KnownCosines, calls, ngrams
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Task, Turn
 
@@ -194,7 +194,7 @@ def main(_) -> None:
         evaluation, others = tasks[::2], tasks[1::2]
         found = candidates(evaluation, others, tools, rng)
         cosines = {
-            "features": LeakGuard(evaluation).similarities,
+            "features": CountCosines(evaluation, features),
             "arguments": KnownCosines(evaluation, calls),
             "ngrams": KnownCosines(evaluation, ngrams),
         }

@@ -39,13 +39,15 @@ from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.settings import Fits, any_length
 from coevolve_jax.types import Task, Trajectory
 
+_GENERATION = "generation_config.json"
+
 
 @dataclasses.dataclass
 class Policy:
     """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
 
     params: None once a run has a TrainState (`loop.trainer.Trainer`).
-    folder: as it was named.
+    folder: as it was named. generation: the settings of its generation_config.json.
     """
 
     config: ModelConfig
@@ -53,6 +55,7 @@ class Policy:
     tokenizer: Any
     chat: Chat
     folder: str = ""
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def save_words(self, folder: str | os.PathLike) -> None:
         """Writes the tokenizer, and the ids that end a message, beside the weights in `folder`.
@@ -60,14 +63,10 @@ class Policy:
         They are those of the chat, of config.json and of the base's generation_config.json, whose other
         settings stay.
         """
-        name = "generation_config.json"
-        base = shipped.folder(self.folder) / name
-        settings = json.loads(base.read_text()) if base.is_file() else {}
-        ends = set(self.chat.stop_ids)
-        for told in (self.config.eos_token_id, settings.get("eos_token_id")):
-            ends.update(told if isinstance(told, tuple | list) else () if told is None else (told,))
+        own, base = _ids(self.config.eos_token_id), _ids(self.generation.get("eos_token_id"))
+        ends = sorted({*self.chat.stop_ids, *own, *base})
         self.tokenizer.save_pretrained(folder)
-        hf_io.write_json(Path(folder) / name, {**settings, "eos_token_id": sorted(ends)})
+        hf_io.write_json(Path(folder) / _GENERATION, {**self.generation, "eos_token_id": ends})
 
 
 def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp.float32) -> Policy:
@@ -77,10 +76,31 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp
 
     Raises ValueError, in one sentence, if it is no such folder or its parts do not match.
     """
+    settings = _generation(folder)
     model_config, params = hf_io.load(folder, dtype, mesh)
     tokenizer = load_tokenizer(folder)
     hf_io.check_tokenizer(model_config, tokenizer)
-    return Policy(model_config, params, tokenizer, Chat(tokenizer), os.fspath(folder))
+    return Policy(model_config, params, tokenizer, Chat(tokenizer), os.fspath(folder), settings)
+
+
+def _generation(folder: str | os.PathLike) -> dict[str, Any]:
+    """The settings of a folder's generation_config.json, {} where there is none."""
+    file = shipped.folder(folder) / _GENERATION
+    try:
+        settings = json.loads(file.read_text()) if file.is_file() else {}
+        if all(isinstance(i, int) for i in _ids(settings.get("eos_token_id"))):
+            return settings
+    except (AttributeError, ValueError):
+        pass
+    raise ValueError(
+        f"{file} holds no JSON object whose eos_token_id is a token or a list of tokens: restore it from the "
+        "checkpoint."
+    )
+
+
+def _ids(told: Any) -> Sequence[Any]:
+    """The ids in a setting that holds one, several or None."""
+    return told if isinstance(told, tuple | list) else () if told is None else (told,)
 
 
 def trained_dtype(learner: ConfigDict) -> str:
@@ -195,17 +215,6 @@ def evaluation_scenarios(config: ConfigDict) -> frozenset[str]:
     with _naming_the_key(config):
         found = [family(config).scenarios(split, c.to_dict(), apart_from=c.train_split) for split in splits]
     return frozenset(canonical(task.scenario) for tasks in found for task in tasks)
-
-
-def held_out_tasks(workdir: Path) -> list[Task]:
-    """The held-out tasks of a run. Raises ValueError if it has none."""
-    path = workdir / "held_out.jsonl"
-    if not path.exists():
-        raise ValueError(f"{workdir} holds no held_out.jsonl: name the workdir of a run that has begun.")
-    try:
-        return [Task.from_json(json.loads(line)) for line in path.read_text().splitlines()]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds a line that is no task ({error!r}): restore the file.") from None
 
 
 def training_luck(config: ConfigDict) -> ConfigDict:

@@ -30,24 +30,6 @@ class Preempted(BaseException):
 
 
 @contextmanager
-def exits(*errors: type[Exception]) -> Iterator[None]:
-    """Ends the program with one sentence and an exit status where the block fails or is told to end.
-
-    errors: exceptions, besides ValueError, whose text is written for a user. Others keep their traceback.
-    """
-    try:
-        yield
-    except Preempted:
-        print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)
-        sys.exit(STATUS)
-    except KeyboardInterrupt:
-        print("\nInterrupted: the same command goes on from what is saved.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except (ValueError, *errors) as error:
-        sys.exit(f"Error: {error}")
-
-
-@contextmanager
 def handle_signals() -> Iterator[None]:
     """Within the block both signals ask the run to end; outside they kill the process. Main thread only."""
     global _asked

@@ -34,7 +34,7 @@ from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.loop import inputs, leader, rendezvous
 from coevolve_jax.loop.collect import Collector, Roller
-from coevolve_jax.loop.evaluate import evaluate_held_out, versions
+from coevolve_jax.loop.evaluate import evaluate_held_out
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.initial import add_queries, bootstrap, check_start, kept_apart, leak_guard
 from coevolve_jax.loop.lab import Laboratory
@@ -82,12 +82,12 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     if rendezvous.shared(done) if jax.process_count() > 1 else done:
         return told if told and (until is None or until >= told["steps"]) else {}
     mesh = sharding.make_mesh(**c.mesh)
+    scenarios = []
     if jax.process_index() == 0:
         fresh = not (workdir / "config.json").exists()
         for note in [*idle.notes(c, fresh=fresh), *build.base_notes(c)]:
             print(note, file=sys.stderr)
-    scenarios = build.scenarios(c) if jax.process_index() == 0 else []
-    if jax.process_index() == 0:
+        scenarios = build.scenarios(c)
         check_start(c, scenarios, fresh=not (workdir / "held_out.jsonl").exists())
     build.check_attention(c, sharding.platform(mesh))
     if c.learner.optimizer_offload:
@@ -132,7 +132,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             run_state = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
         run_state.inputs = inputs.begun_with(c, here, run_state.inputs)
-        used = versions(build.family(c).versions(), getattr(engine, "versions", {}), run_state.inputs)
+        used = inputs.versions(build.family(c).versions(), getattr(engine, "versions", {}), run_state.inputs)
         add_queries(c, run_state.tasks, run_state.held_out)
         luck = build.training_luck(c)
         strategy = build.strategy(luck, saved)

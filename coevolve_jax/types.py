@@ -552,11 +552,11 @@ class Context:
     id: str
     signal: str | None
     task: Task
-    summary: str
-    failure_cause: str
-    instability_pattern: str
-    focus_pattern: tuple[str, ...]
-    avoid: tuple[str, ...]
+    summary: str = ""
+    failure_cause: str = ""
+    instability_pattern: str = ""
+    focus_pattern: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
     must: tuple[str, ...] = ()
     calls: tuple[int, int] | None = None
     turns: int | None = None

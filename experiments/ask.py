@@ -20,8 +20,9 @@ import numpy as np
 from absl import app, flags, logging
 
 from coevolve_jax import shipped
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 from coevolve_jax.llm.prompting import visible
+from coevolve_jax.rollout.engine import EngineError
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.", required=True)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
@@ -34,15 +35,8 @@ def main(argv) -> None:
         start = shipped.command("ask")
         sys.exit(f'Error: name at least one question: {start} --model=FOLDER "QUESTION"; see --help.')
     logging.set_verbosity(logging.WARNING)
-    from coevolve_jax.rollout.engine import EngineError
-
-    try:
+    with command_line.exits(FloatingPointError, EngineError):
         ask(argv[1:])
-    except (ValueError, FloatingPointError, EngineError) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        sys.exit(130)
 
 
 def ask(questions: list[str]) -> None:
@@ -91,4 +85,4 @@ def ask(questions: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=command_line.parse_flags)

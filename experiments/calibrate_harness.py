@@ -10,12 +10,11 @@ row for each that has ended. What has a row is not run again, so the same comman
 this file alone.
 """
 
-import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _FAULTS = flags.DEFINE_list("faults", ["none"], "Of coevolve_jax/harness/bench.py; none: healthy; all: all.")
 _SEEDS = flags.DEFINE_string("seeds", "0:4", "A range such as 0:4, or a list such as 0,3.")
@@ -26,15 +25,6 @@ _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all ru
 _FRESH = flags.DEFINE_bool("fresh", False, "Read each policy on fresh development tasks too.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 flags.mark_flags_as_required(["workdir"])
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    from coevolve_jax import preemption
-
-    with preemption.exits(), preemption.handle_signals():
-        run()
 
 
 def run() -> None:
@@ -105,4 +95,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(run, resumes=True)

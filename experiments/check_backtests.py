@@ -10,12 +10,11 @@
 The same command goes on. With larger numbers it trains the same moves first, and then more.
 """
 
-import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file, as for evolve_harness.py.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
@@ -26,15 +25,6 @@ _REFUSED = flags.DEFINE_integer("refused", 24, "Refused moves that are trained, 
 _PASSED = flags.DEFINE_integer("passed", 12, "Passed moves that are trained, at most.", lower_bound=0)
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 flags.mark_flags_as_required(["workdir"])
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    from coevolve_jax import preemption
-
-    with preemption.exits(), preemption.handle_signals():
-        run()
 
 
 def run() -> None:
@@ -130,4 +120,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(run, resumes=True)

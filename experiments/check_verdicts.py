@@ -12,12 +12,11 @@ judge the same runs.
 The same command goes on. With more holes or seeds it runs what is missing.
 """
 
-import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _HOLES = flags.DEFINE_list("holes", [], "Of coevolve_jax/harness/baits.py; none named: all.")
 _SEEDS = flags.DEFINE_string("seeds", "0", "A range such as 0:4, or a list such as 0,3.")
@@ -27,15 +26,6 @@ _CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file,
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 flags.mark_flags_as_required(["workdir"])
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    from coevolve_jax import preemption
-
-    with preemption.exits(), preemption.handle_signals():
-        run()
 
 
 def run() -> None:
@@ -93,4 +83,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(run, resumes=True)

@@ -18,7 +18,6 @@ goes on from it, or it gets the arms of others (docs/guides/enter_the_arena.md).
 
 import contextlib
 import datetime
-import json
 import os
 import shlex
 import sys
@@ -26,9 +25,9 @@ from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _CONFIG = flags.DEFINE_string(
     "config", None, "Config file, with its argument if any, e.g. configs/bfcl_headroom.py."
@@ -82,21 +81,16 @@ _RETRY = flags.DEFINE_bool(
 )
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+def main() -> None:
     if _ARMS.value == ["help"]:
         from coevolve_jax.comparison.arms import ARMS
 
         print("\n".join(f"{name:>22}  {a.why}" for name, a in ARMS.items()))
         return
-    from coevolve_jax import preemption
-
-    with preemption.exits(), preemption.handle_signals():
-        if failures := run():
-            lines = [f"{len(failures)} of the runs failed; the same command tries them again:"]
-            lines += [f"  {f.name}: {f.why} (log: {f.log})" for f in failures]
-            sys.exit("\n".join(lines))
+    if failures := run():
+        lines = [f"{len(failures)} of the runs failed; the same command tries them again:"]
+        lines += [f"  {f.name}: {f.why} (log: {f.log})" for f in failures]
+        sys.exit("\n".join(lines))
 
 
 def run() -> list:
@@ -106,7 +100,7 @@ def run() -> list:
     from coevolve_jax import config as configs
     from coevolve_jax import shipped
     from coevolve_jax.analysis import report
-    from coevolve_jax.comparison import bundle, cells, plan, results, variations
+    from coevolve_jax.comparison import bundle, cells, plan, plan_file, results, variations
     from coevolve_jax.comparison.table import table
 
     folder, part = Path(_WORKDIR.value), plan.parse_shard(_SHARD.value)
@@ -126,54 +120,41 @@ def run() -> list:
         settings = variations.grid(config, _GRID.value)
     if unknown := [name for name in _RUN.value if name not in _ARMS.value]:
         raise ValueError(f"--run={','.join(unknown)} is none of --arms={','.join(_ARMS.value)}.")
-    before = plan.read(folder)
+    before = plan_file.read(folder)
     if _ONLY_READ.value and before is None and not _JOIN.value:
         raise ValueError(
             f"--only_read finds no comparison in {folder} (no plan.json): mend --workdir, or leave out "
             "--only_read."
         )
-    settings = plan.as_before(before, settings)
-    chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
+    settings, seeds = plan_file.as_before(before, settings), plan.parse_seeds(_SEEDS.value)
+    chosen = plan.cells(_ARMS.value, seeds, settings)
     bundles = [bundle.read(Path(path)) for path in _JOIN.value]
     joined = [c for c in bundle.joined(before) if c not in chosen]
     joined += [c for b in bundles for c in b.cells if c not in chosen and c not in joined]
-    made = {
-        "config": configs.numbers(config.to_dict()),
-        "arms": _ARMS.value,
-        "seeds": plan.parse_seeds(_SEEDS.value),
-        "settings": settings,
-        "strategies": {c.column: plan.cell_config(config, c).strategy.to_dict() for c in chosen},
-        "planned": plan.pairs(_PLANNED.value, [*chosen, *joined]),
-        "primary": plan.primary(config),
-        "reads": config.environment.eval_split,
+    about = {
         "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
         "date": f"{datetime.date.today()}",
         "commit": cells.commit(),
         "command": f"{shipped.command('compare')} {shlex.join(sys.argv[1:])}",
     }
-    theirs, whole = plan.written(folder, made) or bundle.plan_of(bundles, made), True
-    if not _ONLY_READ.value:
-        plan.check_whole(folder, theirs, made)
-    elsewhere = [*joined, *(c for b in bundles for c in b.cells)]
-    made |= plan.fixed(theirs, made, bool(_PLANNED.value), {c.column for c in elsewhere})
-    if not _ONLY_READ.value:
-        made |= plan.extended(theirs, made)
+    planned = plan.pairs(_PLANNED.value, [*chosen, *joined])
+    made, whole = plan_file.made(config, _ARMS.value, seeds, settings, planned, **about), True
+    theirs = plan_file.written(folder, made) or bundle.plan_of(bundles, made)
+    elsewhere = {c.column for c in (*joined, *(c for b in bundles for c in b.cells))}
+    if _ONLY_READ.value:
+        made, whole = plan_file.as_read(theirs, made, bool(_PLANNED.value), elsewhere)
+    else:
+        made = plan_file.continued(folder, theirs, made, bool(_PLANNED.value), elsewhere)
     plan.check(folder, config, chosen)
     if not _ONLY_READ.value:
         plan.check_configs(config, chosen, variations.by_key("set", _SET.value))
-    if _ONLY_READ.value and theirs:
-        whole = json.dumps(theirs["settings"]) == json.dumps(settings)
-        whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))
-        made |= {
-            key: theirs[key] for key in ("machine", "date", "command", "commit", "extended") if key in theirs
-        }
     failures = []
     # Nothing is written before the part is claimed: a command that is refused leaves the plan as it was.
-    with contextlib.nullcontext() if _ONLY_READ.value else plan.claimed(folder, *part):
+    with contextlib.nullcontext() if _ONLY_READ.value else plan_file.claimed(folder, *part):
         before = (theirs or {}).get("joined", [])
         made["joined"] = _take_in(folder, bundles, config, made, chosen, before, whole)
         if whole:
-            plan.write(folder, made)
+            plan_file.write(folder, made)
         if not _ONLY_READ.value:
             failures = _run_cells(folder, config, made, chosen, joined, *part)
     print(table(results.read(folder, made, [*chosen, *joined], keep=whole)))
@@ -218,7 +199,7 @@ def _run_cells(folder, config, made, chosen, joined, index: int, count: int) -> 
 
 def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list:
     """Moves the bundles' cells into the comparison. Returns the plan's "joined"; before: what it was."""
-    from coevolve_jax.comparison import bundle, plan
+    from coevolve_jax.comparison import bundle, plan_file
 
     if not bundles:
         return before
@@ -229,11 +210,11 @@ def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list
         )
 
     def keep(found):
-        plan.write(folder, {**made, "joined": bundle.merged(before, found)})
+        plan_file.write(folder, {**made, "joined": bundle.merged(before, found)})
 
     found = bundle.join(folder, bundles, config, {**made, "joined": before}, chosen, keep)
     return bundle.merged(before, found)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main, resumes=True)

@@ -8,30 +8,19 @@ coevolve_jax/harness/gradient.py explains the checks. Campaigns use this before 
 
 import json
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run with config.logging.rollouts_every above 0.")
 _FOLDER = flags.DEFINE_string("folder", None, "Folder of the other config.json; checks.json goes there too.")
 flags.mark_flags_as_required(["workdir", "folder"])
 
 STEPS = 2  # recorded steps whose rollouts make the gradient
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
-    try:
-        run(Path(_WORKDIR.value), Path(_FOLDER.value))
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
 
 
 def run(workdir: Path, folder: Path) -> None:
@@ -70,4 +59,4 @@ def run(workdir: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(lambda: run(Path(_WORKDIR.value), Path(_FOLDER.value)))

@@ -20,16 +20,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
+from coevolve_jax.rollout.engine import EngineError
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -115,22 +115,6 @@ _SLOTS = flags.DEFINE_integer("max_concurrency", 32, "Conversations at once.", l
 
 LIMITS = (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)  # of config.rollout
 MALFORMED = {"answer": "answered with a tool error", "end_turn": "passed over; none left ends the turn"}
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
-    from coevolve_jax.rollout.engine import EngineError
-
-    try:
-        run()
-    except (ValueError, FloatingPointError, EngineError) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        kept = _OUTPUT.value and "the same command goes on from its finished rollouts."
-        print(f"\nInterrupted{kept and f': {kept}' or '.'}", file=sys.stderr)
-        sys.exit(130)
 
 
 def run() -> None:
@@ -240,13 +224,13 @@ def chosen_tasks(config: ConfigDict, family: Family) -> list[Task]:
 
     Raises ValueError if there is none, or if a flag fits neither the tasks nor the protocol.
     """
-    from coevolve_jax import build
     from coevolve_jax import config as configs
+    from coevolve_jax.loop.initial import read_held_out
 
     chosen = family.settings(_CATEGORIES.value, _PROTOCOL.value) | configs.own_source(config.environment)
     chosen |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
     config.rollout.update(fixed_by_protocol(family))
-    tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out() else family.tasks(_SPLIT.value, chosen)
+    tasks = read_held_out(Path(_WORKDIR.value)) if held_out() else family.tasks(_SPLIT.value, chosen)
     if not tasks:
         raise ValueError(no_tasks(config.environment.name))
     if _SHOTS.value and not any(task.examples for task in tasks):
@@ -276,14 +260,15 @@ def play(config: ConfigDict, family: Family, tasks: list[Task], output: Path | N
     from coevolve_jax import build
     from coevolve_jax.envs import base
     from coevolve_jax.loop import inputs
-    from coevolve_jax.loop.evaluate import evaluate, versions
+    from coevolve_jax.loop.evaluate import evaluate
     from coevolve_jax.records.rollout_log import RolloutLog
 
     policy, log = build.policy(Path(config.model)), None
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
         sampling = {name: flags.FLAGS[name].value for name in ("num_rollouts", "temperature", "seed")}
-        software = versions(family.versions(), getattr(engine, "versions", {}), inputs.digests(config))
+        served = getattr(engine, "versions", {})
+        software = inputs.versions(family.versions(), served, inputs.digests(config))
         about = {
             **sampling,
             "tasks": base.digest([task.to_json() for task in tasks]),
@@ -413,4 +398,5 @@ def fixed_by_protocol(family) -> dict:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    kept = "with --output, the same command goes on from its finished rollouts."
+    command_line.start(run, FloatingPointError, EngineError, interrupted=kept)

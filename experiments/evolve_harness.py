@@ -14,15 +14,14 @@ save and it exits with status 75. docs/harness.md explains all of it.
 """
 
 import datetime
-import json
 import shlex
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file of the start, e.g. configs/bfcl_harness.py.", lock_config=True
@@ -62,17 +61,14 @@ _REOPEN = flags.DEFINE_bool("reopen", False, "Read the test once more; the page 
 flags.mark_flags_as_required(["config", "workdir"])
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    from coevolve_jax import preemption
+def main() -> int:
     from coevolve_jax.harness.loop import Waiting
 
-    with preemption.exits(), preemption.handle_signals():
-        try:
-            sys.exit(run())
-        except Waiting as waiting:
-            print(waiting, file=sys.stderr)
+    try:
+        return run()
+    except Waiting as waiting:
+        print(waiting, file=sys.stderr)
+        return 0
 
 
 def check_flags() -> None:
@@ -134,9 +130,8 @@ def run() -> int:
         "commit": cells.commit(),
         "date": f"{datetime.date.today()}",
     }
-    found = campaign.begin(
-        folder, {"config": json.loads(configs.to_json(config)), "told": {**told, "jobs": _JOBS.value}}
-    )
+    asked = {"config": configs.plain(config), "told": {**told, "jobs": _JOBS.value}}
+    found = campaign.begin(folder, asked)
     with found.claimed():
         first = start.without_harness(config)
         programs = launch.programs(first, store_folder / "compiled")
@@ -168,4 +163,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main, resumes=True)

@@ -24,10 +24,10 @@ from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 
 from coevolve_jax import config as configs
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _TO = flags.DEFINE_enum(
     "to", None, ["parquet", "datasets", "tfds", "policy"], "What to write.", required=True
@@ -57,24 +57,16 @@ _OUTPUT = flags.DEFINE_string(
 NEEDED = {"parquet": _RUN, "datasets": _RUN, "policy": _ADAPTER}
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
+def main() -> None:
+    needed = NEEDED.get(_TO.value)
+    if needed is not None and not needed.value:
+        raise ValueError(f"--to={_TO.value} needs --{needed.name}.")
     try:
-        needed = NEEDED.get(_TO.value)
-        if needed is not None and not needed.value:
-            raise ValueError(f"--to={_TO.value} needs --{needed.name}.")
         {"parquet": to_parquet, "datasets": to_datasets, "tfds": to_tfds, "policy": to_policy}[_TO.value]()
     except OSError as error:
         unwritten = str(error.filename).startswith(_OUTPUT.value) or Path(_OUTPUT.value).is_file()
         told = f"--output={_OUTPUT.value} cannot be written ({error.strerror}): choose another."
-        sys.exit(f"Error: {told if unwritten else error}")
-    except (ImportError, ValueError) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted: --output may hold a part.", file=sys.stderr)
-        sys.exit(130)
+        raise ValueError(told if unwritten else error) from None
 
 
 def to_parquet() -> None:
@@ -152,4 +144,4 @@ def splits_of(name: str) -> dict:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main, ImportError, interrupted="--output may hold a part.")

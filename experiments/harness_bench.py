@@ -9,14 +9,13 @@ same command goes on.
 """
 
 import datetime
-import json
 import shlex
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _FAULTS = flags.DEFINE_list("faults", ["slow"], "Of coevolve_jax/harness/bench.py.")
 _ARMS = flags.DEFINE_list("arms", ["evolving", "fixed", "placebo"], "Of coevolve_jax/harness/bench.py.")
@@ -27,15 +26,6 @@ _VERSIONS = flags.DEFINE_integer("versions", 6, "Versions that a campaign trains
 _FRESH = flags.DEFINE_string("fresh_seeds", "100:102", "Seeds of the runs that the gains are read on.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 flags.mark_flags_as_required(["workdir"])
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    from coevolve_jax import preemption
-
-    with preemption.exits(), preemption.handle_signals():
-        run()
 
 
 def run() -> None:
@@ -85,10 +75,8 @@ def run() -> None:
                 values = {f"harness.{key}": value for key, value in own.items()}
                 config = configs.override(starting[fault], values)
                 start, name = without_harness(config), f"{fault}_{arm}_{seed}"
-                plain = json.loads(configs.to_json(config))
-                begun = campaign.begin(
-                    folder / "campaigns" / name, {"config": plain, "told": {**told, "jobs": _JOBS.value}}
-                )
+                asked = {"config": configs.plain(config), "told": {**told, "jobs": _JOBS.value}}
+                begun = campaign.begin(folder / "campaigns" / name, asked)
                 with begun.claimed():
                     say(f"{fault}, {arm}, seed {seed}:")
                     evolution = loop.Evolution(begun, config, store_of(start), say)
@@ -116,4 +104,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(run, resumes=True)

@@ -18,7 +18,7 @@ from absl import app, flags
 from tqdm import tqdm
 
 from coevolve_jax import shipped
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _DTYPE = flags.DEFINE_enum(
     "dtype",
@@ -33,13 +33,8 @@ def main(argv) -> None:
     if len(argv) != 3:
         start = shipped.command("import-gguf")
         sys.exit(f"Error: name a GGUF file and a new folder: {start} FILE.gguf FOLDER; see --help.")
-    try:
+    with command_line.exits(OSError):
         run(*argv[1:])
-    except (ValueError, OSError) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        sys.exit(130)
 
 
 def run(file: str, folder: str) -> None:
@@ -58,4 +53,4 @@ def run(file: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    app.run(main, flags_parser=command_line.parse_flags)

@@ -5,12 +5,11 @@ python experiments/leaderboard.py --testbed=bfcl=BUNDLE,BUNDLE --testbed=textwor
 """
 
 import re
-import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _TESTBED = flags.DEFINE_multi_string(
     "testbed", [], "NAME=FOLDER[,FOLDER]: comparisons' folders or bundles of one plan; once for each testbed."
@@ -21,19 +20,7 @@ _MODULES = flags.DEFINE_list(
 _OUT = flags.DEFINE_string("out", None, "Folder for leaderboard.md and leaderboard/.")
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    try:
-        print(run())
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted: nothing is written before all is read.", file=sys.stderr)
-        sys.exit(130)
-
-
-def run() -> Path:
+def run() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.comparison import leaderboard, leaderboard_page, testbed
 
@@ -48,8 +35,8 @@ def run() -> Path:
         boards.append(
             leaderboard.board(testbed.load(name, list(map(Path, paths.split(","))), _MODULES.value))
         )
-    return leaderboard_page.write(boards, Path(_OUT.value))
+    print(leaderboard_page.write(boards, Path(_OUT.value)))
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(run, interrupted="nothing is written before all is read.")

@@ -14,14 +14,13 @@ On SIGTERM or SIGUSR1 the run saves and exits with status 75. The same command r
 """
 
 import os
-import sys
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -45,10 +44,7 @@ _UNTIL = flags.DEFINE_integer(
 flags.mark_flags_as_required(["workdir"])
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
+def main() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax import preemption
     from coevolve_jax.distributed import sharding
@@ -56,7 +52,8 @@ def main(argv) -> None:
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
 
-    with preemption.exits(FloatingPointError, EngineError, rendezvous.Failed):
+    errors = FloatingPointError, EngineError, rendezvous.Failed
+    with command_line.exits(*errors, interrupted=command_line.GOES_ON):
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
         config = _CONFIG.value if _CONFIG.present else configs.of_run(_WORKDIR.value)
@@ -65,4 +62,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main)

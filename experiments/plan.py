@@ -20,15 +20,14 @@ Nothing is allocated. docs/notes/memory.md explains the numbers.
 """
 
 import os
-import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
 from coevolve_jax import config as configs
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 from coevolve_jax.planning.topologies import TOPOLOGIES
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -75,48 +74,40 @@ flags.mark_flags_as_required(["config"])
 FSDP = "config.mesh.fsdp"  # counts where it is given; else that axis takes what the others leave
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+def main() -> None:
     names = list(TOPOLOGIES) if _TOPOLOGY.value == "all" else [_TOPOLOGY.value]
     config, lengths = _CONFIG.value, [int(text) for text in _LENGTH.value or ()]
     decodes = _PROGRAM.value == "decode"
-    try:
-        configs.check_values(config)
-        if decodes and not _COMPILE.value:
-            raise ValueError("--program=decode compiles that program: pass --compile too, or leave it out.")
-        if _LENGTHS.value and (decodes or not _COMPILE.value):
-            raise ValueError(
-                f"--lengths={','.join(_LENGTHS.value)} estimates the time of a compiled update: pass "
-                "--compile with --program=update, or leave it out."
-            )
-        own = flags.FLAGS[FSDP] if FSDP in flags.FLAGS else None  # registered where it is given
-        fsdp = own.value if own is not None and own.present else 0
-        from coevolve_jax.planning import plan, rollouts
+    configs.check_values(config)
+    if decodes and not _COMPILE.value:
+        raise ValueError("--program=decode compiles that program: pass --compile too, or leave it out.")
+    if _LENGTHS.value and (decodes or not _COMPILE.value):
+        raise ValueError(
+            f"--lengths={','.join(_LENGTHS.value)} estimates the time of a compiled update: pass "
+            "--compile with --program=update, or leave it out."
+        )
+    own = flags.FLAGS[FSDP] if FSDP in flags.FLAGS else None  # registered where it is given
+    fsdp = own.value if own is not None and own.present else 0
+    from coevolve_jax.planning import plan, rollouts
 
-        if not _COMPILE.value:
-            print(plan.table(config, names, lengths, _ROWS.value or 0, fsdp))
-            return
-        if len(names) > 1 or len(lengths) > 1:
-            raise ValueError("--compile takes one machine and one length: pass --topology and --pack_length.")
-        from coevolve_jax.planning.aot import batches, programs, report
+    if not _COMPILE.value:
+        print(plan.table(config, names, lengths, _ROWS.value or 0, fsdp))
+        return
+    if len(names) > 1 or len(lengths) > 1:
+        raise ValueError("--compile takes one machine and one length: pass --topology and --pack_length.")
+    from coevolve_jax.planning.aot import batches, programs, report
 
-        if decodes:
-            conversations = _ROWS.value or config.engine.max_concurrency
-            tokens = lengths[0] if lengths else rollouts.longest(config)
-            print(report.decoding(config, names[0], conversations, tokens, fsdp))
-            return
-        mesh = plan.make_mesh(TOPOLOGIES[names[0]], config.mesh, fsdp)
-        rows = _ROWS.value or plan.device_rows(config.learner, mesh)
-        size = programs.Size(rows, lengths[0] if lengths else config.learner.pack_length)
-        mean = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
-        print(report.compiled(config, names[0], size, mean, fsdp))
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        sys.exit(130)
+    if decodes:
+        conversations = _ROWS.value or config.engine.max_concurrency
+        tokens = lengths[0] if lengths else rollouts.longest(config)
+        print(report.decoding(config, names[0], conversations, tokens, fsdp))
+        return
+    mesh = plan.make_mesh(TOPOLOGIES[names[0]], config.mesh, fsdp)
+    rows = _ROWS.value or plan.device_rows(config.learner, mesh)
+    size = programs.Size(rows, lengths[0] if lengths else config.learner.pack_length)
+    mean = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
+    print(report.compiled(config, names[0], size, mean, fsdp))
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main)

@@ -19,10 +19,11 @@ from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
+from coevolve_jax.rollout.engine import EngineError
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with its argument if any.", lock_config=True
@@ -31,22 +32,16 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that it w
 flags.mark_flags_as_required(["workdir"])
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
+def main() -> None:
     from coevolve_jax import config as configs
-    from coevolve_jax import preemption
     from coevolve_jax.analysis.summary import warm_start_line
     from coevolve_jax.loop.warm_start import notes, warm_start
-    from coevolve_jax.rollout.engine import EngineError
 
-    with preemption.exits(FloatingPointError, EngineError), preemption.handle_signals():
-        config = _CONFIG.value if _CONFIG.present else configs.of_run(_WORKDIR.value)
-        for note in notes(config):
-            print(note, file=sys.stderr)
-        print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))
+    config = _CONFIG.value if _CONFIG.present else configs.of_run(_WORKDIR.value)
+    for note in notes(config):
+        print(note, file=sys.stderr)
+    print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main, FloatingPointError, EngineError, resumes=True)

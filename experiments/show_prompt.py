@@ -11,14 +11,13 @@ model folder needs no weights.
 """
 
 import os
-import sys
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, for its model and its environment family.", lock_config=True
@@ -43,16 +42,6 @@ _FORMAT = flags.DEFINE_enum(
 _PYTHON = flags.DEFINE_string(
     "python", None, "Interpreter of the environment family; none: the config's, or this one."
 )
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
-    try:
-        show()
-    except ValueError as error:
-        sys.exit(f"Error: {error}")
 
 
 def show() -> None:
@@ -131,4 +120,4 @@ def _tasks(family, settings: dict) -> tuple[str, list]:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(show)

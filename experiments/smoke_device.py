@@ -10,7 +10,6 @@ end of the page says what to send. On a CPU everything runs small and interprete
 import datetime
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,9 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # an SGLang server needs memory too
 
-from absl import app, flags, logging
+from absl import flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 
 NO_ACCELERATOR = (
     "JAX found no accelerator, so everything ran small on the CPU. On a machine with a GPU install "
@@ -30,17 +29,14 @@ _OUTPUT = flags.DEFINE_string("output", "runs/smoke", "Folder to write; a new on
 _ONLY = flags.DEFINE_list("only", [], "Checks to make, by the beginnings of their names; none: all.")
 
 
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
+def main() -> int:
     folder = Path(_OUTPUT.value).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        sys.exit(f"Error: --output={folder} cannot be written ({error.strerror}): choose another.")
+        raise ValueError(f"--output={folder} cannot be written ({error.strerror}): choose another.") from None
     if any(folder.iterdir()):
-        sys.exit(f"Error: --output={folder} is not empty: choose another.")
+        raise ValueError(f"--output={folder} is not empty: choose another.")
     import jax
 
     from coevolve_jax.testing import device
@@ -53,7 +49,7 @@ def main(argv) -> None:
     made = device.checks(size, folder, train)
     chosen = {n: f for n, f in made.items() if not _ONLY.value or n.startswith(tuple(_ONLY.value))}
     if not chosen:
-        sys.exit(f"Error: --only={','.join(_ONLY.value)} begins none of {', '.join(made)}.")
+        raise ValueError(f"--only={','.join(_ONLY.value)} begins none of {', '.join(made)}.")
     rows, date = [], f"{datetime.date.today()}"
     for name, check in chosen.items():
         rows.append(row_of(name, check))
@@ -61,7 +57,7 @@ def main(argv) -> None:
         (folder / "smoke.json").write_text(json.dumps({"date": date, "checks": rows}, indent=1))
         (folder / "smoke.md").write_text(page(rows, date, folder, list(chosen)[len(rows) :], none))
     print(folder / "smoke.md", none, sep="\n" if none else "")
-    sys.exit(any(row["state"] == "failed" for row in rows))
+    return int(any(row["state"] == "failed" for row in rows))
 
 
 def row_of(name: str, check) -> dict:
@@ -105,4 +101,4 @@ def page(rows: list[dict], date: str, folder: Path, rest: Sequence[str] = (), no
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(main, interrupted="--output holds the checks that ended.")

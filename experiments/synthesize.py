@@ -19,11 +19,12 @@ import sys
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from coevolve_jax.config import parse_flags
+from coevolve_jax.config import command_line
 from coevolve_jax.llm.prompting import line
+from coevolve_jax.rollout.engine import EngineError
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with its argument if any.", lock_config=True
@@ -38,21 +39,6 @@ _LLM_CALLS = flags.DEFINE_string(
 )
 flags.mark_flag_as_required("config")
 AT_ONCE = 4  # tasks asked for at once
-
-
-def main(argv) -> None:
-    if len(argv) > 1:
-        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
-    logging.set_verbosity(logging.WARNING)
-    from coevolve_jax.rollout.engine import EngineError
-
-    try:
-        synthesize()
-    except (ValueError, EngineError) as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        print("\nInterrupted: --output holds the tasks of every whole batch.", file=sys.stderr)
-        sys.exit(130)
 
 
 def synthesize() -> None:
@@ -201,4 +187,4 @@ def report(made, total, ledger, seconds, action_pattern) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    command_line.start(synthesize, EngineError, interrupted="--output holds the tasks of every whole batch.")

@@ -172,7 +172,16 @@ INTERRUPTED = {
     "leaderboard": ("comparison.testbed", "load", ["--testbed=a=x"], "out"),
     "export": ("exports.parquet", "write", ["--to=parquet", "--run=x"], "output"),
     "plan": ("planning.plan", "table", ["--config=configs/bfcl_tiny.py"], None),
+    "show_prompt": ("envs", "load", ["--model=x", "--benchmark=bfcl", "--task=x"], None),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["compare", "evaluate"])
+def test_a_stray_word_ends_a_command_in_one_sentence(name, quick):
+    done = forked.run([f"experiments/{name}.py", "stray"], quick)
+    told = "Error: unexpected argument 'stray': options begin with --, see --help.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
 
 
 @pytest.mark.slow

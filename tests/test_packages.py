@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "shipped": (),
     "cli": ("shipped",),
     "__main__": ("cli",),
-    "config": ("names", "shipped", "config.schedule", "diagnosis.rewards", "llm.settings"),
+    "config": ("names", "shipped", "preemption", "config.schedule", "diagnosis.rewards", "llm.settings"),
     "config.schedule": (),
     "seeding": (),
     "names": (),

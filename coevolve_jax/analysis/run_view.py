@@ -20,6 +20,7 @@ from coevolve_jax.records.logs import flatten
 from coevolve_jax.types import GIVEN, Task
 
 LISTED = 160  # characters of a query in lists
+UNKNOWN = "known at the end of the run"
 
 
 def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
@@ -53,61 +54,81 @@ def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
 
 def headline(run: Run, result: stats.HeldOut | None) -> dict:
     """Returns the answers for a newcomer: a sentence, facts, and four cards (title, value, note)."""
-    summary, seconds = run.summary, run.seconds
-    strategy = summary.get("strategy") or run.config.get("strategy", {}).get("name", "unknown")
-    wanted = run.config.get("steps")
-    facts = [
-        f"strategy {strategy}",
-        f"seed {summary.get('seed', run.config.get('seed', 'unknown'))}",
+    cards = [
+        ("Held-out success", *_success_card(run.summary, result)),
+        ("Gain", *_gain_card(run.summary, result)),
+        ("Training set", *_growth_card(run.tasks)),
+        ("Time", *_time_card(run)),
+    ]
+    return {"lead": _lead(run, result), "facts": " · ".join(_facts(run)), "cards": cards}
+
+
+def _lead(run: Run, result: stats.HeldOut | None) -> str:
+    summary, wanted = run.summary, run.config.get("steps")
+    if result:
+        kind = " ".join(filter(None, ("held-out", summary.get("held_out_split"))))
+        tasks = summary.get("held_out_tasks", result.paired.tasks)
+        return (
+            f"Success on {tasks} {kind} tasks, never trained on, went from {result.before.value:.1%} to "
+            f"{result.after.value:.1%} in {summary['steps']} GRPO steps."
+        )
+    if run.failure and not summary:
+        return f"The run diverged at step {run.failure.get('step')}. {run.failure.get('why')}"
+    lead = "The run is not finished: what is here is what its files hold so far"
+    return lead + (f" ({len(run.rows)} of {wanted} steps)." if wanted else ".")
+
+
+def _facts(run: Run) -> list[str]:
+    summary, config = run.summary, run.config
+    return [
+        f"strategy {summary.get('strategy') or config.get('strategy', {}).get('name', 'unknown')}",
+        f"seed {summary.get('seed', config.get('seed', 'unknown'))}",
         f"{summary.get('steps', len(run.rows))} steps",
         *([fork_line(run.forked)] if run.forked else []),
         f"files of {run.written:%Y-%m-%d %H:%M}",
         f"config {summary.get('config_digest', 'digest not recorded yet')}",
         *(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
     ]
-    lead = "The run is not finished: what is here is what its files hold so far"
-    lead += f" ({len(run.rows)} of {wanted} steps)." if wanted else "."
-    if run.failure and not summary:
-        lead = f"The run diverged at step {run.failure.get('step')}. {run.failure.get('why')}"
-    success = gain = ("—", "known at the end of the run")
-    if result:
-        before, after = result.before, result.after
-        kind = " ".join(filter(None, ("held-out", summary.get("held_out_split"))))
-        tasks = summary.get("held_out_tasks", result.paired.tasks)
-        lead = (
-            f"Success on {tasks} {kind} tasks, never trained on, went from "
-            f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
-        )
-        spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
-        note = "; ".join([f"95% intervals {spans[0]} and {spans[1]}", *lost_sides(summary)])
-        success = (f"{before.value:.0%} → {after.value:.0%}", note)
-        span, p = interval(result.paired.difference, "{:+.1f}", 100), p_value(result.paired.p)
-        test = f"{span}; {p}, paired {stats.units(result.paired)}"
-        if worst := stats.held_out_at_worst(summary):
-            moved = worst.paired.difference.value
-            test += f"; {100 * moved:+.1f} points if lost trials are failures"
-        if caveat := stats.caveat(result.paired):
-            test += f". {caveat}"
-        gain = (f"{100 * result.paired.difference.value:+.1f} points", test)
-    elif summary and (lost := lost_sides(summary)):
-        success = ("—", "; ".join(lost))
-    origins = Counter(asked_for(task) for task in run.tasks)
-    new = sum(n for kind, n in origins.items() if kind not in GIVEN)
-    grown = ", ".join(f"{n} {kind}" for kind, n in origins.most_common() if kind not in GIVEN)
+
+
+def _success_card(summary: Mapping, result: stats.HeldOut | None) -> tuple[str, str]:
+    lost = lost_sides(summary)
+    if not result:
+        return "—", "; ".join(lost) or UNKNOWN
+    before, after = result.before, result.after
+    spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
+    note = "; ".join([f"95% intervals {spans[0]} and {spans[1]}", *lost])
+    return f"{before.value:.0%} → {after.value:.0%}", note
+
+
+def _gain_card(summary: Mapping, result: stats.HeldOut | None) -> tuple[str, str]:
+    if not result:
+        return "—", UNKNOWN
+    paired = result.paired
+    span, p = interval(paired.difference, "{:+.1f}", 100), p_value(paired.p)
+    note = f"{span}; {p}, paired {stats.units(paired)}"
+    if worst := stats.held_out_at_worst(summary):
+        moved = worst.paired.difference.value
+        note += f"; {100 * moved:+.1f} points if lost trials are failures"
+    if caveat := stats.caveat(paired):
+        note += f". {caveat}"
+    return f"{100 * paired.difference.value:+.1f} points", note
+
+
+def _growth_card(tasks: Sequence[Mapping]) -> tuple[str, str]:
+    origins = Counter(asked_for(task) for task in tasks)
+    new = {kind: n for kind, n in origins.most_common() if kind not in GIVEN}
     asked = f"{origins['query']} held-out queries without answers, " if origins["query"] else ""
-    total = sum(seconds.values())
-    share = summary.get("evolution_share", seconds.get("evolution", 0) / total if total else 0)
-    growth = (
-        f"{origins['initial']} → {len(run.tasks)} tasks",
-        f"{origins['initial']} initial tasks, {asked}{new} from evolution" + (f": {grown}" if grown else ""),
-    )
-    cards = [
-        ("Held-out success", *success),
-        ("Gain", *gain),
-        ("Training set", *growth),
-        ("Time", clock(total), f"{share:.1%} of it on evolution"),
-    ]
-    return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
+    note = f"{origins['initial']} initial tasks, {asked}{sum(new.values())} from evolution"
+    grown = ", ".join(f"{n} {kind}" for kind, n in new.items())
+    return f"{origins['initial']} → {len(tasks)} tasks", note + (f": {grown}" if grown else "")
+
+
+def _time_card(run: Run) -> tuple[str, str]:
+    total = sum(run.seconds.values())
+    own = run.seconds.get("evolution", 0) / total if total else 0
+    share = run.summary.get("evolution_share", own)
+    return clock(total), f"{share:.1%} of it on evolution"
 
 
 def lost_sides(summary: Mapping) -> list[str]:

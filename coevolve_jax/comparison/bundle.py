@@ -31,7 +31,8 @@ from coevolve_jax.comparison.cell_files import RAN, diverged, ended, finished
 from coevolve_jax.comparison.cells import begun
 from coevolve_jax.comparison.consistency import MISSHAPEN, check_run, check_tries
 from coevolve_jax.comparison.differences import METRICS
-from coevolve_jax.comparison.plan import JOINING, Cell, cell_config, start_config
+from coevolve_jax.comparison.plan import Cell, cell_config, start_config
+from coevolve_jax.comparison.plan_file import JOINING
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.records.files import read_lines
 
@@ -425,7 +426,7 @@ def _check_cell(bundle: Bundle, cell: Cell, there: Path, config: ConfigDict, our
             theirs["strategy"] = {"name": "static"}  # its own, and perhaps not installed here
         else:
             raise ValueError(f"config.strategy.name is {name!r}, which is not the arm's name")
-        wanted = configs.numbers(json.loads(configs.to_json(asked)))
+        wanted = configs.numbers_of(asked)
         if (found := _filled(theirs, wanted)) != wanted:
             raise ValueError(configs.difference(found, wanted))
     except MISSHAPEN as error:

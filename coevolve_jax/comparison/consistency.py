@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.stats import HELP, SETS
 from coevolve_jax.comparison.cell_files import RAN, diverged, ran
-from coevolve_jax.records.costs import ROLLOUTS, total
+from coevolve_jax.records.costs import ROLLOUTS, total, under
 from coevolve_jax.records.files import read_lines
 
 # Raised by the reading of a file whose content has another shape than the one that is expected.
@@ -76,7 +76,7 @@ def _check_rollouts(config: Mapping[str, Any], groups: Sequence[int], costs: Map
     if "." not in config["strategy"]["name"]:
         rolled = sum(groups) * config["rollout"]["group_size"]
         _fits(f"{POLICY} in ledger.json", costs.get(POLICY, 0), rolled)
-    elif (spent := sum(n for key, n in costs.items() if key.startswith(ROLLOUTS))) < sum(groups):
+    elif (spent := under(costs, ROLLOUTS).total()) < sum(groups):
         raise ValueError(f"{spent} rollouts in ledger.json, and {sum(groups)} groups in metrics.jsonl")
 
 

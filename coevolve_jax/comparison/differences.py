@@ -174,7 +174,7 @@ def lost_by_evaluation(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, tup
 
 def at_worst(found: Runs, arm: str) -> dict[str, Any] | None:
     """Numbers of an arm with lost trials as failures. None where these say the same, up to stats.LOST."""
-    own = {key: c for key, c in found.items() if key[0] == arm}
+    own = _of(found, arm)
     worst = _values({key: c.lost_as_failures() for key, c in own.items()})
     values, told = _values(own), lost_counts(own.values())
     moved = bool(values and worst) and abs(_mean(values.values()) - _mean(worst.values())) > stats.LOST
@@ -187,7 +187,7 @@ def difference(found: Runs, a: str, b: str, seed: int = 0) -> dict[str, Any]:
     The bootstrap crosses seeds and scenarios; `seed` is its random seed. Seeds where one arm has no value are
     left out. "lost", "lost_share": of the trials of both arms.
     """
-    own = {key: c for key, c in found.items() if key[0] in (a, b)}
+    own = _of(found, a, b)
     row = {**_difference(own, a, b, seed), **lost_counts(own.values(), tasks=False)}
     if at_worst(own, a) or at_worst(own, b):
         failed = {key: c.lost_as_failures() for key, c in own.items()}
@@ -270,15 +270,13 @@ def compare(
     whole |= {key: shape.all_failed() for key in ended}
     table = []
     for arm in arms:
-        own = {key: c for key, c in found.items() if key[0] == arm}
+        own = _of(found, arm)
         entry = {"arm": arm, **_over_seeds(_values(own)), **lost_counts(own.values())}
         if worst.get(arm):
             entry["if_lost_failed"] = worst[arm]
         if seeds := sorted(s for name, s in ended if name == arm):
             entry["diverged"] = seeds
-            entry["if_diverged_failed"] = _over_seeds(
-                _values({k: c for k, c in whole.items() if k[0] == arm})
-            )
+            entry["if_diverged_failed"] = _over_seeds(_values(_of(whole, arm)))
         table.append(entry)
     differences = [difference(found, a, b) for a, b in planned]
     for d in differences:
@@ -327,7 +325,7 @@ def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
             for arm in dict.fromkeys(arm for arm, _ in at):
                 if step is not None and step >= min(of_arm(arm)):
                     continue
-                own = {key: c for key, c in at.items() if key[0] == arm}
+                own = _of(at, arm)
                 e, worst = _over_seeds(_values(own)), at_worst(own, arm)
                 lost = lost_counts(own.values())["lost_share"]
                 if not (e["n"] or worst):
@@ -350,6 +348,11 @@ def no_values(rows: Sequence[Row], metrics: Iterable[str]) -> list[str]:
             runs = ", ".join(f"{column}, seed {seed}" for column, seed in lost)
             said.append(f"Without a valid rollout of {METRICS[name].name}, and left out of it: {runs}.")
     return said
+
+
+def _of(found: Runs, *arms: str) -> dict[tuple[str, int], Counts]:
+    """The runs of these arms, in their order."""
+    return {key: c for key, c in found.items() if key[0] in arms}
 
 
 def _values(runs: Runs) -> dict[int, float]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.comparison.arms import PLANNED, arm
 from coevolve_jax.config import idle, keys
-from coevolve_jax.records.files import lock, write_text
 
 
 class Cell(NamedTuple):
@@ -44,10 +42,6 @@ class Cell(NamedTuple):
         return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
 
 
-# Begins the name of a folder in which cells are checked before they move in (bundle.join).
-JOINING = ".join-"
-LOCK = "lock_"  # begins the name of a part's lock
-LEFT = (JOINING, LOCK, "plan.json.tmp")  # what a kill or a refusal may leave in a folder without a plan
 # Keys that change no result: how a run is served, and sections that say what it writes down.
 SERVING = (*keys.SERVING, "environment.workers")
 RECORDING = ("logging", "health", "checkpoint")
@@ -133,86 +127,6 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
                 "counts in Holm's correction."
             )
     return found
-
-
-def as_before(theirs: Mapping[str, Any] | None, settings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Settings with their keys in the order of an earlier command, which names of columns and folders keep.
-
-    theirs: the plan in the folder; None: there is none.
-    """
-    known = (theirs or {}).get("settings", ())
-    alike = lambda setting: (k for k in known if k == json.loads(json.dumps(setting)))
-    return [{key: s[key] for key in next(alike(s), s)} for s in settings]
-
-
-def check_whole(folder: Path, theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> None:
-    """Raises ValueError where a command leaves out arms, seeds or settings of the comparison in the folder.
-
-    Its plan and its tables would lose them, and a later command would seem to add them.
-
-    theirs: the plan in the folder; None: there is none. made: the new command's plan.
-    """
-    ours = json.loads(json.dumps({key: made[key] for key in ("arms", "seeds", "settings")}))
-    lost = {key: [x for x in (theirs or {}).get(key, ()) if x not in ours[key]] for key in ours}
-    if said := ", ".join(f"{key} {' '.join(map(str, values))}" for key, values in lost.items() if values):
-        raise ValueError(
-            f"{folder} holds a comparison that also has {said}: name these too (--run says which arms run "
-            "now), or use another --workdir."
-        )
-
-
-def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[str, Any]:
-    """Records additions of later commands to the arms, seeds and settings of the first command.
-
-    theirs: the plan in the folder; None: there is none. made: the new command's plan.
-
-    Returns entries for the plan. "extended" lists each addition with its date and command. The date, machine,
-    command and commit stay those of the first command.
-    """
-    keys = ("seeds", "arms", "settings")
-    if theirs is None or not theirs.keys() >= {*keys, "date", "machine", "command"}:
-        return {"extended": []}
-    told = {key: theirs[key] for key in ("date", "machine", "command", "commit") if key in theirs}
-    ours = json.loads(json.dumps({key: made[key] for key in keys}))  # tuples become lists, as in `theirs`
-    new = {key: [value for value in ours[key] if value not in theirs[key]] for key in keys}
-    what = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in new.items() if values)
-    entry = {"what": what, "arms": new["arms"]}
-    entry |= {key: made[key] for key in ("date", "command", "commit") if key in made}
-    return {**told, "extended": [*theirs.get("extended", ()), *([entry] if what else [])]}
-
-
-def fixed(
-    theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool, joined: Collection[str] = ()
-) -> dict[str, Any]:
-    """Keeps the planned differences of the first command, and records those that came later.
-
-    theirs: the plan in the folder; None: there is none. made: the new command's plan. asked: whether that
-    command names differences itself. If not, it adds only the usual ones of new columns. joined: columns of
-    cells that were run elsewhere. Their numbers exist already, so their differences always come later.
-
-    Returns entries for the plan: "planned", and "planned_later" with the date and command of each change.
-    ValueError for the reverse of a difference that is planned.
-    """
-    pairs = [list(pair) for pair in made["planned"]]
-    if theirs is None or "planned" not in theirs:
-        late = [pair for pair in pairs if not set(pair).isdisjoint(joined)]
-        entry = {"planned": late, "date": made["date"], "command": made["command"]}
-        first = [pair for pair in pairs if pair not in late]
-        return {"planned": first, "planned_later": [entry] if late else []}
-    later = list(theirs.get("planned_later", ()))
-    known = [list(pair) for entry in (theirs, *later) for pair in entry["planned"]]
-    columns = {c.column for c in cells(theirs["arms"], [0], theirs["settings"])}
-    for b, a in pairs if asked else ():
-        if [a, b] in known:
-            raise ValueError(
-                f"--planned names {b} - {a}, and {a} - {b} is planned already: name a difference once, in "
-                "one direction, since each counts in Holm's correction."
-            )
-    known += [pair[::-1] for pair in known]
-    new = [pair for pair in pairs if pair not in known and (asked or not columns.issuperset(pair))]
-    if new:
-        later.append({"planned": new, "date": made["date"], "command": made["command"]})
-    return {"planned": theirs["planned"], "planned_later": later}
 
 
 def primary(config: ConfigDict) -> str:
@@ -324,76 +238,3 @@ def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
                     f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose "
                     "another --workdir, or delete this run to repeat it."
                 )
-
-
-def read(folder: Path) -> dict[str, Any] | None:
-    """The plan in a folder as it stands there; None where there is none.
-
-    Raises ValueError, which names the file, where it holds no plan.
-    """
-    path = folder / "plan.json"
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): restore it, or name another folder.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no plan: restore it, or name another folder.")
-    return found
-
-
-def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Reads the plan in a folder; None for a folder that is new or empty.
-
-    Raises ValueError for a plan of another config, and for files without a plan.
-    """
-    plan = json.loads(json.dumps(plan))  # tuples become lists, as in the file
-    if (theirs := read(folder)) is not None:
-        if "config" not in theirs:
-            raise ValueError(f"{folder / 'plan.json'} names no config: choose another --workdir.")
-        theirs["config"] = configs.numbers(configs.filled(configs.renamed(theirs["config"])))
-        if theirs["config"] != plan["config"]:
-            raise ValueError(
-                f"{folder} holds a comparison of another config "
-                f"({configs.difference(theirs['config'], plan['config'])}): "
-                "choose another --workdir."
-            )
-        return theirs
-    if folder.is_dir() and any(not entry.name.startswith(LEFT) for entry in folder.iterdir()):
-        raise ValueError(
-            f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
-        )
-    return None
-
-
-def write(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Writes plan.json into the folder. Raises ValueError where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "plan.json", json.dumps(plan, indent=1))
-    except OSError as error:
-        raise _no_workdir(folder, error) from None
-
-
-@contextmanager
-def claimed(folder: Path, index: int, count: int) -> Iterator[None]:
-    """Keeps other processes out of a part of the comparison while the block runs (`parse_shard`).
-
-    Raises ValueError where another process has the part, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / f"{LOCK}{index}_{count}", "w")
-    except OSError as error:
-        raise _no_workdir(folder, error) from None
-    with file:
-        there = f"Another process runs the comparison in {folder}"
-        lock(file, f"{there}: wait for its end, or choose another --workdir.")
-        yield
-
-
-def _no_workdir(folder: Path, error: OSError) -> ValueError:
-    return ValueError(
-        f"{folder} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
-    )

@@ -21,23 +21,23 @@ AGAINST = "random"
 
 
 def quality(
-    folder: Path, cells: Sequence[Cell], outcomes: Iterable[Mapping[str, Any]], against: str = AGAINST
+    folder: Path, cells: Sequence[Cell], outcomes: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns a row for each arm and each kind of its signals.
 
     precision: mean of 1 - first score over tasks born of the signal, the failure rate at first visit.
     matched_precision: the same over the tasks that have a match. A match is a trained task of the arm
-      `against`, at the same seed and setting, with the same step of birth and number of calls.
+      AGAINST, at the same seed and setting, with the same step of birth and number of calls.
     against_precision: the same over these matches.
     gain: mean over new tasks and tools of their focus, on held-out tasks that call the tool. It is the
       success after the last step minus that at the latest evaluation up to the birth.
-    against_gain: the same for equal tools and steps in the run of `against`.
+    against_gain: the same for equal tools and steps in the run of AGAINST.
 
     A mean over nothing is None.
     """
     rate = _by_tool(outcomes)
     new = {(c.column, c.seed): _new_tasks(c.workdir(folder)) for c in cells}
-    free = {c.column: c._replace(arm=against).column for c in cells}
+    free = {c.column: c._replace(arm=AGAINST).column for c in cells}
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for (column, seed), tasks in new.items():
         other = new.get((free[column], seed), [])

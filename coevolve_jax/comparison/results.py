@@ -29,7 +29,7 @@ from coevolve_jax.comparison.differences import (
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
-from coevolve_jax.records.costs import total
+from coevolve_jax.records.costs import ROLLOUTS, SAMPLED, STEPS, total
 from coevolve_jax.records.files import read_lines, write_text
 from coevolve_jax.types import GIVEN, mixed
 
@@ -96,14 +96,14 @@ def _costs(workdir: Path) -> dict[str, Any]:
     visits = sum(t["record"]["trained"] for t in tasks)
     return {
         "steps": summary.get("steps"),
-        "rollouts": total(costs, "rollouts/"),
-        **{f"rollouts_{role}": costs.get(f"rollouts/{role}", 0) for role in ("policy", "probe", "branch")},
+        "rollouts": total(costs, ROLLOUTS),
+        **{f"rollouts_{role}": costs.get(ROLLOUTS + role, 0) for role in ("policy", "probe", "branch")},
         "gradients": costs.get("gradients/influence", 0),
         **_lost(workdir, metrics),
-        "sampled_tokens": total(costs, "sampled_tokens/"),
+        "sampled_tokens": total(costs, SAMPLED),
         "learned_trajectories": costs.get("learned_trajectories", 0),
         "learned_tokens": costs.get("learned_tokens", 0),
-        "explorer_steps": total(costs, "environment_steps/"),
+        "explorer_steps": total(costs, STEPS),
         "llm_tokens": ledger["llm_tokens"],
         "money": ledger.get("money", 0.0),
         **({"explorer_model": summary["explorer_model"]} if "explorer_model" in summary else {}),

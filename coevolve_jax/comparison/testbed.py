@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from coevolve_jax import config as configs
 from coevolve_jax import shipped
-from coevolve_jax.comparison import bundle, cell_files, plan, results
+from coevolve_jax.comparison import bundle, cell_files, plan_file, results
 
 
 class Testbed(NamedTuple):
@@ -134,7 +134,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict], list[dict], dict[str,
             costs = results.budgets(Path(folder), list(opened.cells))
         told = {"bundle": opened.name, "digest": opened.digest, **opened.told}
         return {**opened.plan, "joined": []}, rows, costs, told
-    found = plan.read(path)
+    found = plan_file.read(path)
     tables = [
         next((p for p in (path / n, path / f"{n}.gz") if p.exists()), None)
         for n in ("outcomes.csv", "cells.csv")

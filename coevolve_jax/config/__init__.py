@@ -34,7 +34,9 @@ from coevolve_jax.config.recorded import (
     digest,
     filled,
     numbers,
+    numbers_of,
     of_run,
+    plain,
     read,
     renamed,
     to_json,
@@ -44,7 +46,7 @@ from coevolve_jax.config.rules import check, check_evolution, check_several_runs
 __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_output",
     "check_several_runs", "check_values", "defaults", "difference", "digest", "explorer", "filled", "find",
-    "harness", "harness_model", "inherit", "load_file", "needs", "numbers", "of_run", "override",
-    "own_source", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "server", "strategy",
-    "to_json", "trackers", "words_by_model",
+    "harness", "harness_model", "inherit", "load_file", "needs", "numbers", "numbers_of", "of_run",
+    "override", "own_source", "parse_arg", "parse_flags", "plain", "read", "reads", "renamed", "scheduled",
+    "server", "strategy", "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

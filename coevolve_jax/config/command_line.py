@@ -1,16 +1,22 @@
-"""The flags of a command that takes a config: wrong ones get one sentence."""
+"""A command: how it starts and ends, and its flags. Where it fails it says one sentence."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from coevolve_jax import preemption
 from coevolve_jax.config import keys, loading
+
+GOES_ON = "the same command goes on from what is saved."
 
 
 class _ConfigFile(flags.ArgumentParser):
@@ -22,6 +28,44 @@ class _ConfigFile(flags.ArgumentParser):
             return loading.load_file(name, arg).lock()
         except ValueError as error:
             sys.exit(f"Error: {error}")
+
+
+def start(
+    program: Callable[[], int | None], *errors: type[Exception], interrupted: str = "", resumes: bool = False
+) -> None:
+    """Runs a program that takes flags and no further words, and exits with the status that it returns.
+
+    errors, interrupted: those of `exits`. resumes: the program saves and ends on a signal (preemption.py).
+    """
+
+    def main(argv: list[str]) -> int | None:
+        if len(argv) > 1:
+            sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+        logging.set_verbosity(logging.WARNING)
+        handled = preemption.handle_signals() if resumes else contextlib.nullcontext()
+        with exits(*errors, interrupted=GOES_ON if resumes else interrupted), handled:
+            return program()
+
+    app.run(main, flags_parser=parse_flags)
+
+
+@contextlib.contextmanager
+def exits(*errors: type[Exception], interrupted: str = "") -> Iterator[None]:
+    """Ends the program with one sentence and an exit status where the block fails or is told to end.
+
+    errors: exceptions, besides ValueError, whose text is written for a user. Others keep their traceback.
+    interrupted: a clause with its full stop that says what Ctrl-C leaves.
+    """
+    try:
+        yield
+    except preemption.Preempted:
+        print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
+    except KeyboardInterrupt:
+        print(f"\nInterrupted{f': {interrupted}' if interrupted else '.'}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except (ValueError, *errors) as error:
+        sys.exit(f"Error: {error}")
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -199,7 +199,8 @@ LEARNER = dict(
     filter_keep=Key(0.5, least=0, most=1),  # at least this share of the groups with spread stays
     filter_decay=Key(0.1, above=0, most=1),  # weight of a new group in the running mean and variance
     filter_warmup=Key(20, least=1),  # groups with spread before the first is left out
-    # Leave rollouts that a limit ended out of the loss. Their rewards count in the means of their groups.
+    # Leave rollouts that a limit ended out of the loss. Their rewards count in the means of their groups: the
+    # term `overlong` of config.reward does nothing else to them then.
     overlong_filtering=False,
     pack_length=Key(8192, least=1),  # tokens of a packed row
     # Shorter rows, e.g. (8192, 16384), for batches that compute fewer tokens in them.

@@ -20,6 +20,11 @@ def to_json(config: ConfigDict) -> str:
     return json.dumps(config.to_dict(), sort_keys=True, indent=1)
 
 
+def plain(config: ConfigDict) -> dict[str, Any]:
+    """The config's values as config.json has them: tuples are lists."""
+    return json.loads(to_json(config))
+
+
 def of_run(workdir: str | os.PathLike) -> ConfigDict:
     """The config of a run that has begun.
 
@@ -57,7 +62,7 @@ def read(workdir: str | os.PathLike) -> dict[str, Any]:
 def filled(config: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values of a config, with the defaults of the keys that it lacks, as JSON has them."""
     named = {section: config.get(section, {}).get("name") for section in ("strategy", "explorer")}
-    known = json.loads(to_json(defaults(**{section: name for section, name in named.items() if name})))
+    known = plain(defaults(**{section: name for section, name in named.items() if name}))
     sections = {
         name: {**part, **config.get(name, {})} for name, part in known.items() if isinstance(part, dict)
     }
@@ -86,9 +91,14 @@ def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def numbers_of(config: ConfigDict) -> dict[str, Any]:
+    """The plain values of a config that determine a run's numbers."""
+    return numbers(plain(config))
+
+
 def digest(config: ConfigDict) -> str:
     """16 hex digits that name everything in the config that a run's numbers depend on."""
-    return hashlib.sha256(json.dumps(numbers(config.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(numbers_of(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:

@@ -187,7 +187,7 @@ RULES = (
     ),
     Rule(
         "strategy.probe",
-        lambda c: not (c.evolution.async_steps and _probes(c)),
+        lambda c: not (c.evolution.async_steps and _probes(c)) or "probe" in methods.needs(c),
         "0 where config.evolution.async_steps is above 0: the policy is another one by then",
     ),
     Rule(

@@ -86,16 +86,16 @@ class Learner:
         self.routing = layers_and_experts if config.replay_routing else (0, 0)
         self.scores = config.tis_cap > 0 and config.epochs > 1
         self._own_logprobs = config.tis_cap > 0
-        # An argument of the update and no part of its program: one program serves all rates.
-        self._rate = np.float32(config.learning_rate)
+        # Arguments of the programs and no part of them: one program serves all rates and seeds.
+        self._rate, first = np.float32(config.learning_rate), np.uint32(seed % 2**32)
         settings = {key: value for key, value in config.items() if key != "learning_rate"}
         self._objective = Objective(model_config, FrozenConfigDict(settings), temperature, mesh)
         shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
-        self._programs = _programs(self._objective, seed, tree, tuple(shapes))
+        self._programs = _programs(self._objective, tree, tuple(shapes))
         self.keeps_reference = self._objective.keeps_reference
         # So the caller can let the policy before RL go once it has a state.
         self._reference = frozen(reference, config.dtype) if self.keeps_reference else None
-        self.init, self.abstract_state = self._programs.init, self._programs.abstract_state
+        self.init, self.abstract_state = partial(self._programs.init, first), self._programs.abstract_state
         self.gradients = partial(gradients, self._objective)
         self._goal: Any = None  # of `influence`
 
@@ -318,7 +318,7 @@ def _influence_step(
     return influence.cosine(goal, grads)
 
 
-def _fresh(objective: Objective, seed: int, params: Any) -> TrainState:
+def _fresh(objective: Objective, seed: jax.Array, params: Any) -> TrainState:
     c = objective.config
     if objective.lora:
         params = lora.init(jax.random.key(seed), params, c.lora_rank, c.lora_targets, c.param_dtype)
@@ -334,6 +334,7 @@ def _merge(objective: Objective, adapters: Any, base: Any, dtype: str) -> Any:
 class _Programs(NamedTuple):
     """The jitted functions of learners of equal settings. They hold no parameters.
 
+    init: LoRA's seed, params -> state.
     update_step: state, reference, batch, old_logprobs, peak learning rate -> state, metrics; the state is
     donated.
     """
@@ -348,17 +349,15 @@ class _Programs(NamedTuple):
 
 
 @lru_cache(8)
-def _programs(
-    objective: Objective, seed: int, tree: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
-) -> _Programs:
+def _programs(objective: Objective, tree: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> _Programs:
     """Learners of equal settings share their programs, traced and compiled: a notebook makes many, a test
     file too.
 
     tree, shapes: structure and leaves of the reference, a jax.tree_util.PyTreeDef and jax.ShapeDtypeStruct.
     """
     mesh, reference = objective.mesh, jax.tree.unflatten(tree, shapes)
-    init = partial(_fresh, objective, seed)
-    abstract = jax.eval_shape(init, reference)
+    init = partial(_fresh, objective)
+    abstract = jax.eval_shape(init, np.uint32(0), reference)
     if objective.lora:
         tokens = jnp.zeros((sharding.token_parts(mesh), 2), jnp.int32)
         apply = lambda p: objective.model.apply({"params": p}, tokens)

@@ -29,6 +29,7 @@ from coevolve_jax.records.files import write_text
 LEAST = 0.06  # of success: a fault that costs less is not used
 CAMPAIGNS = 20_000
 RESAMPLES = 100  # of the runs, for an interval
+ADD_HEALTHY = "Give the same command with --faults=none to add it."
 SIZES = ((1, 1), (6, 1), (6, 2), (8, 2))  # (versions, seeds) of the campaigns whose optimism is told
 
 
@@ -244,15 +245,19 @@ def _gained(scores: np.ndarray, campaigns: int, how: Mapping[str, Any]) -> np.nd
 def table(runs: Sequence[Run], assumed: float) -> str:
     """The noise and the costs over seeds, and the optimism over salts, as Markdown, in points.
 
-    assumed: as for `selected_luck`.
+    A sentence names each seed that lacks the healthy runs for them. assumed: as for `selected_luck`.
     """
     plain = [r for r in runs if r.salt == 0]
     lost, commits = sum(r.lost for r in runs), sorted({r.commit[:7] for r in runs})
     healthy = [r for r in plain if r.fault == "none"]
     found = [f"Healthy, {len(healthy)} seeds: {_noise(healthy)}"] if healthy else []
-    if healthy and len(healthy) < len(plain):
+    shared, faulty = {r.seed for r in healthy}, {r.seed for r in plain if r.fault != "none"}
+    if alone := ", ".join(map(str, sorted(faulty - shared))):
+        found.append(f"No cost is of seed {alone}: no healthy run has it. {ADD_HEALTHY}")
+    if shared & faulty:
         spread, faults = costs(plain)
-        found.append(f"About the mean of its seed a run deviates by {_points(spread)} points.")
+        if not math.isnan(spread):
+            found.append(f"About the mean of its seed a run deviates by {_points(spread)} points.")
         if spread > 0:
             found.append(f"For a campaign: --config.harness.noise={spread:.4f}")
         found.append(
@@ -260,14 +265,17 @@ def table(runs: Sequence[Run], assumed: float) -> str:
                 ("fault", "runs", "success", "cost", "one-sided p", "kept"),
                 [
                     (f"`{c.fault}`", c.runs, _points(c.success),
-                     _interval(c.cost, c.cost - c.margin, c.cost + c.margin), f"{c.p:.2g}",
-                     "yes" if c.kept else "no")
+                     _interval(c.cost, c.cost - c.margin, c.cost + c.margin),
+                     "" if math.isnan(c.p) else f"{c.p:.2g}", "yes" if c.kept else "no")
                     for c in faults
                 ],
             )
         )  # fmt: skip
     for seed in sorted({r.seed for r in runs if r.salt}):
         salted = [r for r in runs if r.fault == "none" and r.seed == seed]
+        if not any(r.salt for r in salted):
+            found.append(f"Seed {seed} tells of no luck: no healthy run has another salt. {ADD_HEALTHY}")
+            continue
         found += [
             f"Seed {seed}, {len(salted)} salts: {_noise(salted)}{_fresh(salted)} What campaigns that judge "
             f"by a noise of {_points(assumed)} points gain out of nothing:",

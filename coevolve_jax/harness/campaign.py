@@ -443,7 +443,8 @@ def code() -> str:
 
 
 def sha256(path: Path) -> str:
-    return _sha(path.read_bytes())
+    with open(path, "rb") as file:  # weights may be larger than memory
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def beginning(path: Path, size: int | None = None) -> dict[str, Any]:

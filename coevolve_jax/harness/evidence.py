@@ -25,13 +25,17 @@ from coevolve_jax.records.files import read_lines
 from coevolve_jax.records.rollouts import EVALUATIONS, ROLLOUTS, read_evaluation, read_rollouts, steps
 from coevolve_jax.types import Group, Task, Trajectory
 
-FILES = ("evaluations.jsonl", "metrics.jsonl", "ledger.json")  # of a run, by which it is judged
+FILES = ("evaluations.jsonl", "metrics.jsonl", "ledger.json", "config.json")  # of a run that is judged
 
 
 def files(run: Path) -> list[str]:
-    """The names of a run's files by which it is judged: FILES, and its recorded rollouts and evaluations."""
-    recorded = sorted(p for folder in (ROLLOUTS, EVALUATIONS) for p in (run / folder).glob("step_*"))
-    return [*FILES, *(str(p.relative_to(run)) for p in recorded)]
+    """The names of a run's files by which it is judged.
+
+    They are FILES, its recorded rollouts and evaluations, and the policy that canary and test read.
+    """
+    found = sorted(p for folder in (ROLLOUTS, EVALUATIONS) for p in (run / folder).glob("step_*"))
+    found += sorted(p for p in (run / "policy").rglob("*") if p.is_file())
+    return [*FILES, *(str(p.relative_to(run)) for p in found)]
 
 
 class Selection(NamedTuple):

@@ -26,7 +26,7 @@ from coevolve_jax.harness.campaign import READ, START, UNREADABLE, Tampered, rea
 from coevolve_jax.harness.claim import HARNESSES, PROTOCOLS, Reading, result
 from coevolve_jax.harness.loop import Evolution
 from coevolve_jax.harness.records import changes_from_json
-from coevolve_jax.harness.store import Question, answer, config_changes, config_id, is_run
+from coevolve_jax.harness.store import Question, altered, answer, config_changes, config_id, is_run
 from coevolve_jax.records.files import read_lines, write_text
 
 TEST_SEED = 4321  # of the test tasks
@@ -134,19 +134,19 @@ def _note(evolution: Evolution, opened: Mapping[str, Any]) -> None:
 
 
 def _name(evolution: Evolution) -> str:
-    return str(evolution.campaign.folder.absolute())
+    """The campaign's folder, however it was given: through links too."""
+    return str(evolution.campaign.folder.resolve())
 
 
 def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
     """Trains the harnesses on the fresh seeds and reads all runs. Goes on where it was killed.
 
     What was read since the last opening is not read again. Raises ValueError where every trial of a run or of
-    a reading was lost, before anything is told of it.
+    a reading was lost, before anything is told of it; Tampered where a run or the tasks are other ones.
     """
     campaign, store = evolution.campaign, evolution.store
     if was_read(campaign.events()):
-        if wrong := _misplaced(evolution, fresh):
-            raise Tampered(wrong[0])
+        _check_placed(evolution, fresh)
         return _read(evolution, fresh)
     folder, own = campaign.folder / "final", evolution.versions.config(START)
     if failed := store.begin(fresh):
@@ -154,7 +154,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
         raise ValueError(f"The start of the fresh seed {seed} failed: {why}")
     tasks = store.held_out(TEST_SEED, evolution.settings.test_split)
     campaign.link(Path("final/tasks"), TEST_SEED, tasks)
-    raw = [f"tasks/seed_{TEST_SEED}/held_out.jsonl"]
+    raw = [f"tasks/seed_{TEST_SEED}/{name}" for name in ("held_out.jsonl", "config.json")]
     for harness, _, config in harnesses(evolution):
         if failed := store.train(config, fresh):
             seed, why = next(iter(failed.items()))
@@ -163,6 +163,7 @@ def read(evolution: Evolution, fresh: Sequence[int]) -> list[Reading]:
             run = campaign.link(Path("final/runs") / harness, seed, store.workdir(config, seed))
             evidence.check_valid(run, f"the {harness} harness on the fresh seed {seed}")
             raw.append(f"runs/{harness}/seed_{seed}/evaluations.jsonl")
+    _check_placed(evolution, fresh)
     asked = [
         Question(tasks, run / "policy", PROTOCOLS[reading.protocol].given(own), file)
         for reading, run, file in _rows(evolution, fresh)
@@ -289,8 +290,13 @@ def differences(evolution: Evolution) -> list[str]:
     return found
 
 
+def _check_placed(evolution: Evolution, fresh: Iterable[int]) -> None:
+    if wrong := _misplaced(evolution, fresh):
+        raise Tampered(wrong[0])
+
+
 def _misplaced(evolution: Evolution, fresh: Iterable[int]) -> list[str]:
-    """A sentence on each link of final/ that leads to something else than its name says."""
+    """A sentence on each run or link of the reading that is something else than its name says."""
     folder, found = evolution.campaign.folder / "final", []
     config_of = {name: config for name, _, config in harnesses(evolution)}
     first = evolution.versions.config(START)
@@ -303,13 +309,19 @@ def _misplaced(evolution: Evolution, fresh: Iterable[int]) -> list[str]:
             found.append(f"final/ has a {name} that changes config.{key}, which no reference may.")
     for reading, run, _ in _rows(evolution, fresh):
         config, told = config_of[reading.harness], run.resolve()
-        if reading[4:6] == ("D", "P1") and not is_run(told, config, reading.seed):
+        if reading[4:6] != ("D", "P1"):
+            continue
+        if not is_run(told, config, reading.seed):
             whose = reading.version or reading.harness
             found.append(f"{run} leads to {told}, which is no run of {whose} with this seed.")
+        elif why := altered(told):
+            found.append(why)
     config = evolution.store.held_out_config(TEST_SEED, evolution.settings.test_split)
     tasks = (folder / "tasks" / f"seed_{TEST_SEED}").resolve()
     if not tasks.name.startswith(f"{config_id(config)}-"):
         found.append(f"final/tasks leads to {tasks}, which are other tasks than the test's.")
+    elif why := altered(tasks):
+        found.append(why)
     return found
 
 

@@ -38,7 +38,7 @@ class Lever:
     """A part of the harness that can be moved.
 
     Attributes:
-      name: the dotted config key, the first of several that move together.
+      name: the dotted config key, the first of several that move together, which every move writes.
       layer: one of LAYERS.
       keys: all config keys that it may write.
       moves: config -> move -> its changes. Moves that would change nothing or leave the bounds are absent.
@@ -110,19 +110,45 @@ def _steps(layer: str, key: str, values: Sequence[float]) -> Lever:
 
 
 def _again() -> Lever:
-    """Rounds in which groups without spread are replaced. They cost rollouts, so the run ends sooner.
+    """Rounds in which groups without spread are replaced. They cost rollouts, so the run may end sooner.
 
-    The bound is what the steps of the run take without such rounds.
+    The bound is what the run may spend before the move. So no version gets more than the start, nor less.
     """
     key, budget = "learner.dynamic_sampling", "budget.rollouts"
     plain = _steps("sampling", key, (0, 1, 2, 3))
 
     def moves(config: ConfigDict) -> dict[str, Changes]:
-        most = config.steps * config.rollout.tasks_per_step * config.rollout.group_size
-        bound = {budget: config.budget.rollouts or most}
+        bound = {budget: config.budget.rollouts or most_rollouts(config)}
         return {name: {**changes, **bound} for name, changes in plain.moves(config).items()}
 
     return Lever(key, "sampling", (key, budget), moves)
+
+
+def most_rollouts(config: ConfigDict) -> int:
+    """The rollouts that the steps of a run take at most, without a budget and without probes."""
+    batch = config.rollout.tasks_per_step * config.rollout.group_size
+    return config.steps * batch * (1 + config.learner.dynamic_sampling)
+
+
+def _epochs() -> Lever:
+    """Passes over each batch. A schedule counts updates, so it is stretched with them: its end stays."""
+    key, warm, end = "learner.epochs", "learner.warmup_steps", "learner.decay_steps"
+    plain = _steps("optimiser", key, (1, 2, 4))
+
+    def moves(config: ConfigDict) -> dict[str, Changes]:
+        own, found = config.learner, plain.moves(config)
+        if own.schedule == "constant" or own.final_rate == 1:
+            return found
+        stretched = {}
+        for name, changes in found.items():
+            ratio = changes[key] / own.epochs
+            rise = own.warmup_steps and max(1, round(own.warmup_steps * ratio))
+            stretched[name] = {**changes, end: max(rise + 1, round(own.decay_steps * ratio))}
+            if rise != own.warmup_steps:
+                stretched[name][warm] = rise
+        return stretched
+
+    return Lever(key, "optimiser", (key, warm, end), moves)
 
 
 def _schedule() -> Lever:
@@ -232,7 +258,7 @@ def table(config: ConfigDict, formulas: Mapping[str, tuple[str, bool]] | None = 
         scale("credit", "learner.clip_low", 0.05, 0.5, 1.5),
         scale("credit", "learner.kl_coef", 1e-4, 3.0, zero=0.001),
         scale("optimiser", "learner.learning_rate", 1e-7, 3e-3),
-        _steps("optimiser", "learner.epochs", (1, 2, 4)),
+        _epochs(),
         # Neither is the warm-up switched on or off: see `_schedule`. 1 is as good as none.
         scale("optimiser", "learner.warmup_steps", 1, max(1, _updates(config)), whole=True),
         _schedule(),
@@ -323,13 +349,17 @@ def check_proposal(
         raise Refused(problem)
     p, aim = proposal, proposal.expects
     if several and p.lever == DESIGN:
-        given = dict(p.changes)
-        for lever in levers.values():
-            own = {key: given.pop(key) for key in lever.keys if key in given}
-            if own and not any(_same(own, changes) for changes in lever.moves(config).values()):
+        left = dict(p.changes)
+        for lever in sorted(levers.values(), key=lambda x: -len(x.keys)):  # one may write another one's key
+            if lever.name not in left:
+                continue
+            own = {key: p.changes[key] for key in lever.keys if key in p.changes}
+            given = [m for m in lever.moves(config).values() if _same({k: own.get(k) for k in m}, m)]
+            if not given:
                 raise Refused(f"No move of {lever.name} gives {short(own)}.")
-        if given:
-            raise Refused(f"{short(next(iter(given)))} belongs to no open lever.")
+            left = {key: value for key, value in left.items() if key not in given[0]}
+        if left:
+            raise Refused(f"{short(next(iter(left)))} belongs to no open lever.")
         if not p.changes:
             raise Refused(f"The proposal of {DESIGN} changes nothing: move one lever at least.")
         check_effect(config, p.changes)

@@ -29,7 +29,7 @@ from coevolve_jax.harness import campaign as folders
 from coevolve_jax.harness import evidence, modules, progress, smoke
 from coevolve_jax.harness.campaign import START, UNREADABLE, Campaign, reason
 from coevolve_jax.harness.parts import Parts
-from coevolve_jax.harness.store import Store, is_run, log
+from coevolve_jax.harness.store import Store, altered, is_run, log
 from coevolve_jax.harness.versions import Versions
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.prompting import line
@@ -145,6 +145,8 @@ class Evolution:
             for seed, run in runs.items():
                 if not is_run(run, config, seed):
                     return [f"{path} is of {run}, which is no run of {version} with seed {seed}."]
+                if why := altered(run):
+                    return [f"{path} rests on a changed config: {why}"]
             if reads and "failed" in there:
                 return self._failures(version, part, there, runs)
             if part == "evidence":

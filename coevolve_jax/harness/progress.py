@@ -49,17 +49,16 @@ def training(campaign: Campaign) -> Training | None:
     version, part = due
     first, proposal = part == "smoke", campaign.read(version, "proposal")
     rows = {seed: _steps(run) for seed, run in runs.items()}
-    steps = FIRST if first else plan["config"]["steps"]
-    seeds = 1 if first else len(plan["config"]["harness"]["seeds"])
+    whole, every = plan["config"]["steps"], len(plan["config"]["harness"]["seeds"])
+    steps, seeds = (FIRST, 1) if first else (whole, every)
     expects = proposal.get("expects") and Expectation(**proposal["expects"])
     parent = (campaign.read(proposal["parent"], "evidence") or {}) if version != START else {}
     name = expects.diagnostic if expects else ""
     now = lambda seed: trends.trend(configs.of_run(runs[seed]), rows[seed]).get(name)
     second = trends.mean(r["seconds"].get("step") for own in rows.values() for r in own if "seconds" in r)
-    side = min((plan.get("told") or {}).get("jobs") or 1, seeds)
-    missing = seeds * steps - sum(map(len, rows.values()))
-    later = (campaign.left() - (version != START)) * seeds * plan["config"]["steps"]
-    hours = lambda n: None if second is None else max(n, 0) * second / side / 3600
+    jobs, done = (plan.get("told") or {}).get("jobs") or 1, sum(map(len, rows.values()))
+    hours = lambda n, runs: None if second is None else max(n, 0) * second / min(jobs, runs) / 3600
+    versions = campaign.left() + (version == START)  # with this one
     return Training(
         version,
         {seed: len(own) for seed, own in rows.items()},
@@ -68,8 +67,8 @@ def training(campaign: Campaign) -> Training | None:
         expects,
         parent.get("row", {}).get(name),
         trends.mean(now(seed) for seed in runs if rows[seed]),
-        hours(missing),
-        hours(missing + later),
+        hours(seeds * steps - done, seeds),
+        hours(versions * every * whole - done, every),
     )
 
 

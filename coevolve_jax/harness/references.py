@@ -5,7 +5,8 @@
 
 A reference may differ from the start of the campaign in the keys of levers, and in any setting of a strategy
 or of evolution. With other tasks, another policy or another way to evaluate its runs could not be compared.
-All get as many rollouts: the batches have one size, and what spends more than batches ends sooner.
+All get as many rollouts at most: the batches have one size, and the budget is that of the start. A reference
+that may spend more ends sooner. Where the start has no budget and asks for probes, these have no bound.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def changes(given: str, config: ConfigDict, runs: store.Store) -> levers.Changes
     """
     first, other = start.without_harness(config), _config(given, config, runs)
     found = store.config_changes(first, other)
+    found.pop("budget.rollouts", None)  # the start's
     if key := frozen(found):
         raise ValueError(
             f"--reference={given} differs from the campaign's start in config.{key}, which is no lever: "
@@ -47,9 +49,9 @@ def changes(given: str, config: ConfigDict, runs: store.Store) -> levers.Changes
             f"--reference={given} has {size(other)} rollouts a step, and the campaign's start {size(first)}: "
             "a reference gets as many."
         )
-    moved = "strategy.name" in found or "strategy.probe" in found
-    if other.learner.dynamic_sampling or (moved and _asks_for_rollouts(other)):
-        found["budget.rollouts"] = first.budget.rollouts or first.steps * size(first)
+    probes = _asks_for_rollouts(other) and not _asks_for_rollouts(first)
+    if probes or other.learner.dynamic_sampling > first.learner.dynamic_sampling:
+        found["budget.rollouts"] = first.budget.rollouts or levers.most_rollouts(first)
     levers.changed(first, found)
     return found
 

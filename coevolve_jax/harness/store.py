@@ -115,7 +115,7 @@ class Store:
     def begin(self, seeds: Sequence[int]) -> dict[int, str]:
         """Makes the starts that are missing. Returns why, for each seed whose start failed."""
         jobs = {s: Job(self.start(s), configs.override(self._start, {"seed": s})) for s in seeds}
-        return self._make({s: job for s, job in jobs.items() if not begun(job.workdir)})
+        return self._make(jobs, begun)
 
     def train(self, config: ConfigDict, seeds: Sequence[int], until: int | None = None) -> dict[int, str]:
         """Makes or resumes the runs that are missing. Returns why, for each seed whose run failed.
@@ -131,7 +131,7 @@ class Store:
             i: Job(self.workdir(config, s), configs.override(config, {"seed": s}), self.start(s), until)
             for i, (config, s) in enumerate(runs)
         }
-        return self._make({i: job for i, job in jobs.items() if not finished(job.workdir)})
+        return self._make(jobs, finished)
 
     def held_out(self, seed: int, split: str) -> Path:
         """Workdir of a start whose held-out tasks are of this split, made with this evaluation seed."""
@@ -139,6 +139,7 @@ class Store:
         workdir = self.folder / "held_out" / self._name(config)
         if not begun(workdir) and (failed := self._programs.launch([Job(workdir, config)], 1)):
             raise ValueError(f"The {split} tasks cannot be made: {failed[workdir]}")
+        check_config(workdir)
         return workdir
 
     def held_out_config(self, seed: int, split: str) -> ConfigDict:
@@ -161,12 +162,14 @@ class Store:
     def answers(self, questions: Sequence[Question]) -> list[dict[str, list[int]]]:
         """task id -> [successes, trials], for each question; what is on disk is not asked again.
 
-        Raises ValueError where an evaluation fails, and in a replay for what is not on disk.
+        Raises ValueError where an evaluation fails, and in a replay for what is not on disk; Tampered as
+        `check_config`.
         """
         missing = [q for q in questions if not q.output.exists()]
         if missing:
             self._check_asks(missing[0].output)
         for q in missing:
+            check_config(q.workdir)
             q.output.parent.mkdir(parents=True, exist_ok=True)
         if missing and (failed := self._programs.evaluate(missing, self._jobs)):
             raise ValueError(f"An evaluation failed: {next(iter(failed.values()))}")
@@ -176,11 +179,12 @@ class Store:
         """Compares a run's gradient with that under another config; what is on disk is not compared again.
 
         Returns name -> (value, bound, whether it holds), of gradient.py. Raises ValueError where it fails,
-        and in a replay for what is not on disk.
+        and in a replay for what is not on disk; Tampered as `check_config`.
         """
         output = folder / "checks.json"
         if not output.exists():
             self._check_asks(output)
+            check_config(workdir)
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / "config.json", configs.to_json(config))
             if why := self._programs.compare(Comparison(workdir, folder)):
@@ -191,8 +195,12 @@ class Store:
         if not self.asks:
             raise ValueError(f"{output} is gone, and a replay asks for nothing: restore it.")
 
-    def _make(self, jobs: Mapping[int, Job]) -> dict[int, str]:
-        failed = self._programs.launch(list(jobs.values()), self._jobs) if jobs else {}
+    def _make(self, jobs: Mapping[int, Job], done: Callable[[Path], bool]) -> dict[int, str]:
+        for job in jobs.values():
+            if (job.workdir / "config.json").exists():
+                check_config(job.workdir)
+        due = [job for job in jobs.values() if not done(job.workdir)]
+        failed = self._programs.launch(due, self._jobs) if due else {}
         return {s: failed[job.workdir] for s, job in jobs.items() if job.workdir in failed}
 
 
@@ -242,6 +250,28 @@ def twin(config: ConfigDict, others: Mapping[str, ConfigDict]) -> str:
 def is_run(workdir: Path, config: ConfigDict, seed: int) -> bool:
     """Whether a folder is named as the run of a config and seed, whatever the code."""
     return workdir.parent.name.startswith(f"{config_id(config)}-") and workdir.name == f"seed_{seed}"
+
+
+def altered(workdir: Path) -> str:
+    """A sentence where the config.json of a store's folder is not the config that its name tells; else "".
+
+    A run resumes by that file, and evaluations take environment and limits from it. workdir: may be a link.
+    """
+    folder = workdir.resolve()
+    seeded = folder.name.startswith("seed_")  # held-out tasks lie one level higher, with the seed 0
+    named = (folder.parent if seeded else folder).name.partition("-")[0]
+    try:
+        own = configs.of_run(folder)
+        same = config_id(own) == named and str(own.seed) == (folder.name[5:] if seeded else "0")
+    except campaign.UNREADABLE as error:
+        return f"{folder}/config.json cannot be read ({campaign.reason(error)}): restore it."
+    return "" if same else f"{folder}/config.json is not the config that the folder is named by: restore it."
+
+
+def check_config(workdir: Path) -> None:
+    """Raises Tampered where a config.json of the store is `altered`."""
+    if why := altered(workdir):
+        raise campaign.Tampered(why)
 
 
 def log(workdir: Path) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.records.costs import ROLLOUTS
+from coevolve_jax.records.costs import ROLLOUTS, SAMPLED
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.rollout.utilization import Usage
@@ -60,7 +60,7 @@ class Roller:
         groups = list(map(without_answers, self._agent.rollout_groups(tasks, seeds, temperature, hints)))
         done = trajectories_of(groups)
         self.costs[ROLLOUTS + role] += len(done)
-        self.costs[f"sampled_tokens/{role}"] += sum(int(t.mask.sum()) for t in done)
+        self.costs[SAMPLED + role] += sum(int(t.mask.sum()) for t in done)
         return groups
 
 

@@ -30,6 +30,7 @@ from coevolve_jax.records.logs import LLM_CALLS
 from coevolve_jax.records.workdir import MADE, record_model, recorded_model
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Task, Trajectory
 
 END = "Done."  # the message that ends a user turn
@@ -71,7 +72,7 @@ def make_tasks(
     c, path, tasks = config, folder / "tasks.jsonl", task_pool(config)
     if path.exists():
         made = json.loads((folder / MADE).read_text())
-        return list(tasks.read(path)), Counter(made["refused"])
+        return list(TaskPool.read(path)), Counter(made["refused"])
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         if roles.served and not roles.initial:  # else rules explore

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import platform
 import sys
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,12 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-import coevolve_jax
 from coevolve_jax.analysis import stats
-from coevolve_jax.loop.timing import serving, slow_note
 from coevolve_jax.records.rollout_log import RolloutLog
 from coevolve_jax.records.rollouts import write_evaluation
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
+from coevolve_jax.rollout.utilization import serving, slow_note
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Help, trajectories_of
 from coevolve_jax.types import Group, Task, Trajectory
@@ -211,17 +207,3 @@ def by_weakness(
         "macro_weak": float(np.mean(rates)) if rates else None,
         "others": s / n if n else None,
     }
-
-
-def versions(*others: Mapping[str, str]) -> dict[str, str]:
-    """Versions of the software that a score depends on, and digests of the files that it does (inputs.py).
-
-    They are this interpreter's packages and those that `others` (environment family, servers) report. If both
-    name a package, this interpreter's version is returned.
-    """
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
-    found = {"coevolve_jax": coevolve_jax.__version__, "python": platform.python_version()}
-    for name in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return dict(ChainMap(found, *map(dict, others)))

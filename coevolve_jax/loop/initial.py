@@ -89,7 +89,7 @@ def bootstrap(
         spent.update(json.loads((warm / MADE).read_text())["costs"])  # of roles that are gone
     with timed(seconds, "other"):
         if (warm / "held_out.jsonl").exists():
-            held_out = build.held_out_tasks(warm)
+            held_out = read_held_out(warm)
         else:
             held_out = held_out_tasks(c, unguarded)
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
@@ -116,6 +116,14 @@ def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
         guarded = dataclasses.replace(synthesizer, guard=leak_guard(config, found))
         explore(guarded, queries, scenarios, e.queries, QUERY, e.seed)
     return [*found, *queries]
+
+
+def read_held_out(workdir: Path) -> list[Task]:
+    """Reads the held-out tasks of a run. Raises ValueError if it has none, and as `TaskPool.read`."""
+    path = workdir / "held_out.jsonl"
+    if not path.exists():
+        raise ValueError(f"{workdir} holds no held_out.jsonl: name the workdir of a run that has begun.")
+    return list(TaskPool.read(path))
 
 
 def _explores_held_out(config: ConfigDict) -> bool:

@@ -1,14 +1,19 @@
-"""Digests of the files that a run's numbers depend on and that its config names by a path."""
+"""Inputs of a run's numbers: versions of the software, and digests of the files that its config names."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import platform
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
+import coevolve_jax
 from coevolve_jax import shipped
 from coevolve_jax.envs.tools import source
 
@@ -32,6 +37,20 @@ def digests(config: ConfigDict) -> dict[str, str]:
         for key, path in _paths(config).items()
         if path and os.path.exists(path)
     }
+
+
+def versions(*others: Mapping[str, str]) -> dict[str, str]:
+    """Versions of the software that a score depends on.
+
+    They are this interpreter's packages and what `others` name: environment family, servers, `digests`. If
+    both name a package, this interpreter's version is returned.
+    """
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+    found = {"coevolve_jax": coevolve_jax.__version__, "python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return dict(ChainMap(found, *map(dict, others)))
 
 
 def begun_with(config: ConfigDict, found: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:

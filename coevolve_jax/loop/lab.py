@@ -13,7 +13,7 @@ from coevolve_jax.envs.base import action_pattern
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.llm.prompting import Question
 from coevolve_jax.loop.collect import Roller
-from coevolve_jax.records.costs import EXPLORER
+from coevolve_jax.records.costs import EXPLORER, under
 from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer, TooFew
@@ -22,11 +22,6 @@ from coevolve_jax.types import Context, Evidence, Group, Task
 
 if TYPE_CHECKING:  # synthesis alone needs no learner
     from coevolve_jax.loop.services import Services
-
-
-def explorer_costs(ledger: Mapping[str, float]) -> Counter:
-    """The explorer's costs in the ledger, by the roles' own keys."""
-    return Counter({k.removeprefix(EXPLORER): v for k, v in ledger.items() if k.startswith(EXPLORER)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Laboratory:
 
     def __post_init__(self):
         if (costs := self.synthesizer.roles.costs) is not None:
-            costs |= explorer_costs(self.ledger)  # after a resume the roles start at 0, the ledger does not
+            costs |= under(self.ledger, EXPLORER)  # after a resume the roles start at 0, the ledger does not
         self._book_roles()
 
     def fork(
@@ -67,7 +62,7 @@ class Laboratory:
         """
         # The roles are shared, and their costs are totals. The fork's ledger must start from these totals:
         # __post_init__ hands the ledger's costs to the roles.
-        spent = Counter({EXPLORER + key: n for key, n in explorer_costs(self.ledger).items()})
+        spent = Counter({key: n for key, n in self.ledger.items() if key.startswith(EXPLORER)})
         tasks = self.tasks.fork(records)
         return dataclasses.replace(
             self, tasks=tasks, roller=roller or _no_rollouts, ledger=spent, record=None

@@ -123,7 +123,7 @@ def meet() -> None:
 
 def _agree(config: ConfigDict) -> None:
     """Raises the same ValueError in every process if they were not started as one run."""
-    turn, ours = next(_turns), json.dumps(configs.numbers(config.to_dict()), sort_keys=True, indent=1)
+    turn, ours = next(_turns), json.dumps(configs.numbers_of(config), sort_keys=True, indent=1)
     _service().key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
     texts = [_wait_for(f"coevolve/config/{turn}/{i}") for i in range(jax.process_count())]
     for index, text in enumerate(texts):

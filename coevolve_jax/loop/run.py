@@ -48,14 +48,14 @@ from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.exports import model_card
 from coevolve_jax.llm.calls import LLMCall
 from coevolve_jax.loop.collect import Collected, describe
-from coevolve_jax.loop.lab import explorer_costs
-from coevolve_jax.loop.state import SERVING, RunState
+from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.summary import ledger, summary
-from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
+from coevolve_jax.loop.timing import throughput, timed
 from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.records import checkpoint, health
 from coevolve_jax.records.checkpoint import DIGEST
+from coevolve_jax.records.costs import EXPLORER, SERVING, under
 from coevolve_jax.records.files import read_lines, write_lines, write_text
 from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, METRICS, SIGNALS, MetricsWriter
@@ -63,6 +63,7 @@ from coevolve_jax.records.rollouts import write_rollouts
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.records.workdir import WARM_START, checkpoints, claimed, recorded_model
 from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.utilization import serving, slow_note
 from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.types import TrainingSample
@@ -149,7 +150,7 @@ class Run:
             self._logs.append(LLM_CALLS, asked)
         self._packer = Packer(asked)
         self._saved = None if saved is None else self._moment  # of the newest checkpoint
-        self._paid = Counter() if saved is None else explorer_costs(state.ledger)
+        self._paid = Counter() if saved is None else under(state.ledger, EXPLORER)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
         self._slow = False  # whether the user was told that messages are too slow
@@ -190,7 +191,7 @@ class Run:
 
     def _log_costs(self, step: int | None) -> None:
         """Appends a row with the explorer's costs since the last row, if there are any."""
-        paid = explorer_costs(self.state.ledger)
+        paid = under(self.state.ledger, EXPLORER)
         if spent := paid - self._paid:
             self._logs.append(COSTS, [{"step": step, "costs": dict(sorted(spent.items()))}])
         self._paid = paid
@@ -332,7 +333,7 @@ class Run:
     def finish(self, versions: Mapping[str, str]) -> dict:
         """Writes summary.json, ledger.json and report.html; returns the summary.
 
-        versions: of the software that the scores depend on (`evaluate.versions`).
+        versions: of the software that the scores depend on (`inputs.versions`).
         """
         path, served = self.workdir / WARM_START / "summary.json", recorded_model(self.workdir)
         told = summary(

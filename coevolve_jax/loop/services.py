@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax.diagnosis.rewards import rewards_of
-from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import TrainState
@@ -20,8 +19,8 @@ from coevolve_jax.loop.leader import Leader
 from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.rollout.engine import Engine
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Branch, grpo_samples
-from coevolve_jax.types import Group, Task, TrainingSample, spread
+from coevolve_jax.strategies.base import Branch, grpo_samples, samples_of, spread_of
+from coevolve_jax.types import Group, Task, TrainingSample
 
 
 class Services:
@@ -39,31 +38,22 @@ class Services:
         self, goal: Sequence[Group], groups: Sequence[Group], preconditioned: bool
     ) -> tuple[list[float], int]:
         """Does `Lab.influence`. Returns its numbers, and how many gradients they took."""
-        state, rewards = self._state(), rewards_of(self._config)
-        uneven = lambda group: spread(rewards(group)) > 0
-        live = [group for group in goal if uneven(group)]
-        if not live:
-            return [0.0] * len(groups), 0
-        rollouts = max(len(group.trajectories) for group in (*goal, *groups))
-        self._learner.aim(state, self._batch(live, rollouts * len(goal)))
-        found = [
-            float(self._learner.influence(state, self._batch([group], rollouts), preconditioned))
-            if uneven(group)
-            else 0.0
-            for group in groups
-        ]
-        return found, len(live) + sum(map(uneven, groups))
+        c, state, rewards = self._config, self._state(), rewards_of(self._config)
 
-    def _batch(self, groups: Sequence[Group], max_rows: int) -> Batch[np.ndarray]:
-        """The groups' rollouts with GRPO's advantages, from the rewards that a run learns from."""
-        c, rewards, samples = self._config.learner, rewards_of(self._config), []
-        for group in groups:
-            advantages = group_advantages(list(rewards(group)), estimator=c.advantage)
-            samples += [
-                TrainingSample(t, np.full(len(t.ids), a, np.float32))
-                for t, a in zip(group.valid, advantages, strict=True)
-            ]
-        return pack_for(c, samples, max_rows=max_rows, routing=self._learner.routing)
+        def learned(group: Group) -> list[TrainingSample]:
+            values = list(rewards(group))
+            return samples_of(c, group, values) if spread_of(c, group, values) > 0 else []
+
+        rollouts = max(len(group.trajectories) for group in (*goal, *groups))
+        pack = lambda samples, rows: pack_for(
+            c.learner, samples, max_rows=rows, routing=self._learner.routing
+        )
+        aims, drafts = [list(map(learned, part)) for part in (goal, groups)]
+        if not any(aims):
+            return [0.0] * len(groups), 0
+        self._learner.aim(state, pack([s for own in aims for s in own], rollouts * len(goal)))
+        score = lambda own: float(self._learner.influence(state, pack(own, rollouts), preconditioned))
+        return [score(own) if own else 0.0 for own in drafts], sum(map(bool, aims + drafts))
 
     def branch(
         self,

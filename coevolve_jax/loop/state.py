@@ -15,8 +15,6 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Task
 
-SERVING = "serving/"  # before the names of the engine's counts in the ledger
-
 
 @dataclasses.dataclass
 class RunState:

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import stats
 from coevolve_jax.config import idle
-from coevolve_jax.loop.lab import explorer_costs
-from coevolve_jax.loop.state import SERVING, RunState
-from coevolve_jax.loop.timing import serving
+from coevolve_jax.loop.state import RunState
+from coevolve_jax.records.costs import EXPLORER, SERVING, under
+from coevolve_jax.rollout.utilization import serving
 
 
 def summary(
@@ -26,7 +26,7 @@ def summary(
     """Returns what summary.json holds.
 
     Args:
-      versions: of the software that the scores depend on (`evaluate.versions`).
+      versions: of the software that the scores depend on (`inputs.versions`).
       warm_start: the summary of the run's warm start, if it had one.
       explorer_model: the model that answered the explorer, if one did.
     """
@@ -68,10 +68,9 @@ def summary(
         found["warm_start"] = warm_start
     if explorer_model is not None:
         found["explorer_model"] = explorer_model
-    counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}
-    if counts:
+    if counts := under(state.ledger, SERVING):
         found["serving"] = serving(counts)
-    if costs := explorer_costs(state.ledger):
+    if costs := under(state.ledger, EXPLORER):
         found["explorer"] = dict(sorted(costs.items()))
     return found
 
@@ -81,8 +80,8 @@ def ledger(state: RunState) -> dict[str, Any]:
     return {
         "initial": state.initial.to_json(),
         "evolution": state.synthesis.to_json(),
-        "llm_tokens": state.ledger["explorer/llm_tokens"],
-        "money": state.ledger["explorer/money"],
+        "llm_tokens": state.ledger[f"{EXPLORER}llm_tokens"],
+        "money": state.ledger[f"{EXPLORER}money"],
         "seconds": state.seconds.get("evolution", 0.0),
         "costs": dict(sorted(state.ledger.items())),
     }

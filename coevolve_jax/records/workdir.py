@@ -90,7 +90,7 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                 ) from None
         if not begun:
             (workdir / MODEL).unlink(missing_ok=True)  # from a start that failed
-        if not begun or configs.read(workdir) != json.loads(configs.to_json(config)):
+        if not begun or configs.read(workdir) != configs.plain(config):
             write_text(workdir / "config.json", configs.to_json(config))
         yield
 
@@ -137,8 +137,7 @@ def _begun(workdir: Path, config: ConfigDict) -> bool:
                 f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
             )
         return False
-    theirs = configs.numbers(configs.read(workdir))
-    ours = configs.numbers(json.loads(configs.to_json(config)))
+    theirs, ours = configs.numbers(configs.read(workdir)), configs.numbers_of(config)
     if theirs == ours:
         return True
     if {"environment", "rollout", "learner"} <= theirs.keys() and all(
@@ -163,7 +162,7 @@ def _check_moved(workdir: Path, config: ConfigDict) -> None:
 
 def _made_by(config: ConfigDict) -> dict[str, Any]:
     """The values, by dotted key, that made what a fork takes over: tasks, worlds and the policy before RL."""
-    plain = json.loads(configs.to_json(config))
+    plain = configs.plain(config)
     keys = {**MADE_BY, "environment": plain["environment"].keys() - MECHANICAL}
     found = {f"{section}.{key}": plain[section][key] for section in keys for key in sorted(keys[section])}
     return {**found, "model": plain["model"]}

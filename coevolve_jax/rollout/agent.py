@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -356,7 +357,7 @@ class Agent:
 
     async def _execute(self, r: _Rollout, p: ParsedCall, call: Call | None, macro: str) -> Observation:
         """Executes one call and records its step. None stands for a text that is no call."""
-        answer = Observation(f'{{"error": "{p.error}"}}', error=True)
+        answer = Observation(json.dumps({"error": p.error}, ensure_ascii=False), error=True)
         if call:
             ((answer,),) = await self._in_env(self._pool.step, [r.env_id], [[call]])
         text, pattern, message = self._limits.shown(answer.text), self._pattern(r, call), r.messages - 1

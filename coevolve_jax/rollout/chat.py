@@ -45,8 +45,10 @@ _THOUGHT = "<think>\n\x02\n</think>\n\n"
 _BEFORE = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": f"{_THOUGHT}\x03"}]
 # Tokens that end a message like the template's own. Llama 3 ends a call with <|eom_id|> where it runs code.
 _ALSO_END = {"<|eot_id|>": ("<|eom_id|>",)}
-# What a template's text says about the writing of calls that its model knows.
-_ASKED = {"<tool_call>": "json", "<|start_header_id|>": "llama3"}
+# The format of a template that shows no calls of a message, by a mark in its text.
+_MARKS = {"<tool_call>": "json", "<|start_header_id|>": "llama3"}
+_CALL = Call("probe", {"a": 1})
+_MADE = [{"type": "function", "function": {"name": _CALL.name, "arguments": dict(_CALL.arguments)}}]
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
@@ -151,13 +153,14 @@ class Chat:
         self._forms: dict[str, _Form] = {}
         opening = self._continuation("user", 1).texts[-1]
         self._thinks = "<think>" in opening.rpartition("</think>")[2]  # each message begins as a thought
-        self._asked = next((name for mark, name in _ASKED.items() if mark in self._template), None)
+        self._shown = self._shown_call(opening.partition("<think>")[0])
+        self._asked = self._asked_format()
         self._writing = self._written(self._asked or "json")
 
     def writing(self, calls: str) -> Chat:
         """Returns the same chat with calls written in one of WRITINGS.
 
-        ValueError if the template shows the model no tools, or asks it for calls of another kind.
+        ValueError if the template shows the model no tools, or writes calls in another format.
         """
         other = copy.copy(self)
         other._writing, other._forms = self._written(calls), {}
@@ -172,6 +175,12 @@ class Chat:
             raise ValueError(
                 f"The chat template of {self._name} shows a model no tools: use a model whose template does."
             )
+        if self._shown and not self._asked:
+            raise ValueError(
+                f"The chat template of {self._name} writes a call as {self._shown!r}, which is no format of "
+                "config.rollout.tool_call_format: use a model whose template writes calls as JSON, or set it "
+                "to 'python' where the environment runs code."
+            )
         other._continuation("tool", 1)  # refuses templates without a role for results
         return other
 
@@ -179,6 +188,30 @@ class Chat:
         """Returns one of WRITINGS. Where our template shows a call, calls are written as it shows them."""
         short = self._ours and calls == "json"
         return WRITINGS[calls]._replace(render=render_short) if short else WRITINGS[calls]
+
+    def _shown_call(self, opening: str) -> str:
+        """Returns the template's own text of _CALL, "" if it shows no calls. opening: of a message."""
+
+        def said(**more) -> str:
+            messages = [_BEFORE[0], {"role": "assistant", "content": "", **more}]
+            return self._render(messages, _TOOLS, open_turn=False).rpartition("\x01")[2]
+
+        try:
+            text, silent = said(tool_calls=_MADE), said()
+        except (TypeError, ValueError):  # the template has no place for calls, or not for these
+            return ""
+        text = "" if text == silent else text.removeprefix(opening)
+        ends = map(re.escape, self._tokenizer.convert_ids_to_tokens(self.stop_ids))
+        return spoken(re.split("|".join(ends), text)[0]).strip()
+
+    def _asked_format(self) -> str | None:
+        """Returns the format in which the template writes calls. None if it is not known, or none of ours."""
+        if not self._shown:
+            return next((name for mark, name in _MARKS.items() if mark in self._template), None)
+        for name, writing in WRITINGS.items():
+            if writing.templated and [p.call for p in writing.parse(self._shown)] == [_CALL]:
+                return name
+        return None
 
     def _lacks_tools(self, vocabulary: Mapping[str, int]) -> bool:
         """Says whether this is ChatML without tools. ValueError if it is nothing: there is no template."""

@@ -88,13 +88,12 @@ def spoken(text: str, calls: re.Pattern = _CALL) -> str:
     A <think> that is left open leaves nothing: a thought is never acted upon. calls: a block of calls, in
     which both tags are text.
     """
-    said, at = "", 0
-    for part in re.finditer(rf"<think>.*?(?:</think>|(\Z))|</think>|{calls.pattern}", text, re.DOTALL):
-        if part[1] is not None:
+    parts = re.compile(rf"(<think>.*?(?:</think>|\Z)|</think>)|{calls.pattern}", re.DOTALL)
+    while thought := next((part for part in parts.finditer(text) if part[1]), None):
+        if not thought[1].endswith("</think>"):
             return ""
-        thought = part[0].endswith("</think>") and not calls.fullmatch(part[0])
-        said, at = "" if thought else said + text[at : part.end()], part.end()
-    return said + text[at:]
+        text = text[thought.end() :]  # begins anew, as calls of Llama 3 begin a text
+    return text
 
 
 def parse_calls(text: str) -> list[ParsedCall]:

@@ -1,4 +1,4 @@
-"""Measures how busy the engine and the environment's workers are while rollouts run."""
+"""How busy the engine and the environment's workers are while rollouts run, and the engine's counts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from coevolve_jax.envs.base import EnvPool
+
+SLOW = 0.01  # share of messages; the user is told if retries of slow messages exceed it
 
 
 class Usage(NamedTuple):
@@ -59,3 +61,32 @@ class UsageMeter:
                 self._acted += self._last[1] - acted
                 self._asked += self._requests * (self._last[0] - then)
             self._calls, self._requests = self._calls + calls, self._requests + requests
+
+
+def serving(counts: Mapping[str, float]) -> dict[str, float]:
+    """The counts of Engine.counts that the engine has, for metrics.jsonl and summary.json.
+
+    queue_seconds is the mean per message. paused_seconds counts pauses during rollouts, so only if they run
+    ahead.
+    """
+    told = {n: counts[n] for n in ("prefill_tokens", "decode_tokens", "paused_seconds") if n in counts}
+    if counts.get("messages"):
+        told |= {n: counts.get(n, 0) for n in ("messages", "slow_retries")}
+    if counts.get("queued"):
+        told["queue_seconds"] = counts["queue_seconds"] / counts["queued"]
+    return told
+
+
+def slow_note(told: Mapping[str, float]) -> str:
+    """A sentence if more than SLOW of the messages were resampled for taking too long; else "".
+
+    told: from `serving`.
+    """
+    retries, messages = told.get("slow_retries", 0), told.get("messages", 0)
+    if retries <= SLOW * messages:
+        return ""
+    return (
+        f"serving: {retries:g} slow messages were sampled anew, for {messages:g} asked for, "
+        f"more than {SLOW:.0%}: this "
+        "favours short messages; raise config.engine.timeout, or lower config.engine.max_concurrency."
+    )

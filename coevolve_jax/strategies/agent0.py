@@ -33,7 +33,7 @@ from coevolve_jax.strategies.base import (
     evolves,
 )
 from coevolve_jax.strategies.groups import majority, solve_rate
-from coevolve_jax.strategies.growth import adopt_first, full, propose
+from coevolve_jax.strategies.growth import adopt_first, full, probed, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -71,6 +71,7 @@ class Agent0(Static):
                 f"config.strategy.labels is {config.strategy.labels!r}: it must be majority or checker."
             )
         check_least(config, {"drafts": 1, "probe": 2, "updates": 0, "learning_rate": 0, "kl_coef": 0})
+        check_least(config, {"uncertainty": 0, "diversity": 0, "tool_bonus": 0})
         check_shares(config, "scaling")
         check_band(config)
         super().__init__(config, state, rewards=self.rewards)
@@ -118,16 +119,17 @@ class Agent0(Static):
         policy = KnobPolicy(factors(lab.scenarios, *sizes), self._knobs)
         drawn = policy.sample(math.ceil(own.drafts * wanted), rng)
         drafts, made = propose(lab, drawn, "agent0", step=step, rng=rng)
-        probed = {g.task.id: g for g in lab.probe([t for t in drafts if t], own.probe, step)}
-        groups = [probed[t.id] if t else None for t in drafts]
+        pairs = probed(lab, drawn, drafts, own.probe, step)
+        known, rewards = [setting for setting, _ in pairs], earned([g for _, g in pairs], own)
         for _ in range(own.updates):
-            policy.update(drawn, standardised(earned(groups, own)), own.learning_rate, own.kl_coef)
+            policy.update(known, standardised(rewards), own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
-        self._probed = [agreement(g, step, "probe") for g in probed.values() if g.valid]
-        told = {id: majority(g) for id, g in probed.items()}
+        groups = [g for _, g in pairs if g]
+        self._probed = [agreement(g, step, "probe") for g in groups]
+        told = {g.task.id: majority(g) for g in groups}
         low, high = own.band
-        chosen = [g.task for g in groups if g and low <= told[g.task.id][0] <= high]
-        solved = {id: p for id, g in probed.items() if (p := solve_rate(g)) is not None}
+        chosen = [g.task for g in groups if low <= told[g.task.id][0] <= high]
+        solved = {g.task.id: p for g in groups if (p := solve_rate(g)) is not None}
         adopted = adopt_first(lab, chosen, wanted, kind="signal", solved=solved)
         held = {task.id for task in lab.tasks}
         self._labels |= {t.id: [told[t.id][1], told[t.id][0]] for t in chosen if t.id in held}

@@ -138,8 +138,7 @@ class AgentWorld(Static):
             contexts.append(
                 Context(
                     f"agent_world/{step}/{i}/{start}", "agent_world", place, words[start],
-                    "; ".join(told[start]["mistakes"]), "",
-                    focus_pattern=chain, avoid=(), must=(start,), plan=chain,
+                    "; ".join(told[start]["mistakes"]), focus_pattern=chain, must=(start,), plan=chain,
                 )
             )  # fmt: skip
         return contexts

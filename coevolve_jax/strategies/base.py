@@ -326,8 +326,7 @@ def grpo_samples(
     """GRPO's samples: chooses groups by the spread of their rewards and computes advantages within each.
 
     Nothing else decides which groups are learned from. It reads config.learner: skip_zero_variance_groups,
-    dynamic_sampling, group_filter with the keys filter_*, advantage, and overlong_filtering, which leaves out
-    truncated rollouts when their group's advantages have been computed.
+    dynamic_sampling, group_filter with the keys filter_*, and those of `samples_of`.
 
     Args:
       state: of the group filter.
@@ -338,7 +337,7 @@ def grpo_samples(
     """
     c, rewards = config.learner, rewards_of(config, rewards)
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
-    active_groups = {i: spread(values) for i, values in shaped.items()}
+    active_groups = {i: spread_of(config, groups[i], values) for i, values in shaped.items()}
     if c.skip_zero_variance_groups or c.dynamic_sampling:
         active_groups = drop_zero_variance(active_groups)
     if c.group_filter:
@@ -351,12 +350,24 @@ def grpo_samples(
             keep=c.filter_keep,
             side=c.filter_side,
         )
-    samples = []
-    for i in active_groups:
-        advantages = group_advantages(shaped[i], estimator=c.advantage)
-        samples += [
-            TrainingSample(t, np.full(len(t.ids), a, np.float32))
-            for t, a in zip(groups[i].valid, advantages, strict=True)
-            if not (c.overlong_filtering and t.truncated)
-        ]
-    return samples, state
+    return [s for i in active_groups for s in samples_of(config, groups[i], shaped[i])], state
+
+
+def spread_of(config: ConfigDict, group: Group, rewards: Sequence[float]) -> float:
+    """The standard deviation of a group's rewards; 0 where `samples_of` leaves out all its rollouts."""
+    filtered = config.learner.overlong_filtering and all(t.truncated for t in group.valid)
+    return 0.0 if filtered else spread(rewards)
+
+
+def samples_of(config: ConfigDict, group: Group, rewards: Sequence[float]) -> list[TrainingSample]:
+    """A group's valid rollouts with GRPO's advantage at every token.
+
+    config.learner: advantage, and overlong_filtering, which leaves out truncated rollouts when the advantages
+    of all have been computed.
+    """
+    c = config.learner
+    return [
+        TrainingSample(t, np.full(len(t.ids), a, np.float32))
+        for t, a in zip(group.valid, group_advantages(rewards, estimator=c.advantage), strict=True)
+        if not (c.overlong_filtering and t.truncated)
+    ]

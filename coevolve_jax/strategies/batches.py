@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from coevolve_jax.diagnosis.rewards import Rewards, outcome_rewards, rewards_of
 from coevolve_jax.grpo.advantages import drop_zero_variance
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Roll
+from coevolve_jax.strategies.base import Roll, must_be, spread_of
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import GIVEN, Group, Task, spread
+from coevolve_jax.types import GIVEN, Group, Task
 
 
 def collect_batch(
@@ -60,7 +60,7 @@ def collect_batch(
             break
         groups += roll(drawn, c.rollout.group_size, **how)
         missing = c.rollout.tasks_per_step - len(
-            drop_zero_variance({i: spread(rewards(g)) for i, g in enumerate(groups)})
+            drop_zero_variance({i: spread_of(c, g, rewards(g)) for i, g in enumerate(groups)})
         )
         if missing <= 0:
             break
@@ -100,6 +100,12 @@ def keeping_share(order: Iterable[Task], places: Iterable[Task]) -> list[Task]:
             left[given] -= 1
             taken.append(task)
     return taken
+
+
+def check_category(config: ConfigDict, name: str) -> None:
+    """Raises ValueError unless a setting of the strategy may name a `category`."""
+    named = all(part.strip() for part in config.strategy[name].split(","))
+    must_be(config, name, named, "calls, turns or keys of scenarios, separated by commas")
 
 
 def category(task: Task, names: str) -> str:

@@ -48,10 +48,7 @@ class CoEvolve(Static):
         self._solved: set[str] = set(state.get("solved", ())) if state else set()
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        c = self._config.signals
-        found, self._history = signals.extract(
-            self._history, groups, step, window=c.window, theta=c.rare_percent
-        )
+        found = self._signals(step, groups)
         used = [s for s in found if s.kind in self._kinds]
         if self._config.strategy.shuffled:
             used = signals.shuffle(used, groups, rng_for(self._config.seed, "placebo", step))

@@ -24,7 +24,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, full, propose
+from coevolve_jax.strategies.growth import adopt_first, full, probed, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -61,6 +61,7 @@ class DrZero(Static):
                 f"config.strategy.hop_shares has {len(own.hop_shares)} values: "
                 f"give one for each of the {len(own.hops)} hops."
             )
+        must_be(config, "hops", len(own.hops) > 0, "one number of calls or more")
         must_be(config, "hop_shares", min(own.hop_shares) >= 0 < sum(own.hop_shares), "0 or more, not all 0")
         least, most = config.data.min_calls, config.data.max_calls
         if not all(least <= hops <= most for hops in own.hops):
@@ -84,13 +85,13 @@ class DrZero(Static):
         drawn = policy.sample(len(hops), rng)
         asked = [{**d, "calls": h} for d, h in zip(drawn, hops, strict=True)]
         drafts, made = propose(lab, asked, "dr_zero", step=step, rng=rng)
-        groups = {g.task.id: g for g in lab.probe([t for t in drafts if t], own.probe, step)}
-        rewards = [earned(groups[t.id], own.format_reward) if t else 0.0 for t in drafts]
-        kinds = hops if own.baseline == "hop" else [0] * len(hops)
-        policy.update(drawn, advantages(rewards, kinds), own.learning_rate, own.kl_coef)
+        pairs = probed(lab, asked, drafts, own.probe, step)
+        known, rewards = [d for d, _ in pairs], [earned(g, own.format_reward) if g else 0.0 for _, g in pairs]
+        kinds = [d["calls"] if own.baseline == "hop" else 0 for d in known]
+        policy.update(known, advantages(rewards, kinds), own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
-        solved = {id: p for id, g in groups.items() if (p := solve_rate(g)) is not None}
-        mixed = [(h, t) for h, t in zip(hops, drafts, strict=True) if t and 0 < solved.get(t.id, 0.0) < 1]
+        solved = {g.task.id: p for _, g in pairs if g and (p := solve_rate(g)) is not None}
+        mixed = [(d["calls"], g.task) for d, g in pairs if g and 0 < solved[g.task.id] < 1]
         adopted = adopt_first(lab, hardest(mixed, solved), wanted, kind="signal", solved=solved)
         return made.adopting(adopted, lab.tasks)
 

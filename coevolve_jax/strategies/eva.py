@@ -2,8 +2,8 @@
 
 Source: the paper and the authors' code. A task's informativeness is the gap between its best rollout and the
 others. Min-max-normalised over the tasks visited since the last evolution, it gives the odds, without
-replacement, of being a parent. Each parent gets up to four variants, those that config.data allows. Batches
-mix new tasks with old ones.
+replacement, of being a parent. Each parent gets up to four variants: those that config.data allows, and
+another scene only where one offers the tools of its calls. Batches mix new tasks with old ones.
 
 Faithful: the gap, the choice of parents, up to four variants of each.
 
@@ -23,10 +23,9 @@ from ml_collections import ConfigDict
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_shares, evolves, must_be
-from coevolve_jax.strategies.growth import synthesize_in_turn
+from coevolve_jax.strategies.growth import synthesize_in_turn, variants
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.variants import possible, variant
 from coevolve_jax.types import Group
 
 OPERATORS = ("add_call", "other_arguments", "other_scene", "new_turn")  # two deeper, two wider
@@ -64,13 +63,8 @@ class Eva(Static):
             return None
         rng = rng_for(c.seed, "evolve", step)
         recent = {id: gap for id, (at, gap) in self._visits.items() if at > step - c.evolution.every}
-        contexts = [
-            variant(lab.tasks[id], operator, lab.scenarios, rng, f"eva/{step}/{id}/{operator}")
-            for id in parents(recent, rng)
-            for operator in OPERATORS
-            if possible(lab.tasks[id], operator, c.data.min_calls, c.data.max_calls, c.data.max_turns)
-        ]
-        wanted = c.evolution.tasks
+        chosen = [lab.tasks[id] for id in parents(recent, rng)]
+        contexts, wanted = variants(c, lab, chosen, OPERATORS, step=step, rng=rng), c.evolution.tasks
         return synthesize_in_turn(lab, contexts, wanted=wanted, kind="signal", step=step, rng=rng)
 
     def to_json(self) -> dict:

@@ -31,7 +31,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.explorers.evidence import divergence
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import hints, questions
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, check_shares, evolves, must_be
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -60,6 +60,7 @@ class EvolveR(Static):
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         check_least(config, {"read": 0, "prune_below": 0, "prune_every": 1, "characters": 0})
         check_shares(config, "distilled")
+        must_be(config, "merge_from", 0 < config.strategy.merge_from <= 1, "above 0, at most 1")
         super().__init__(config, state, synthesize_freely, hints=self.help)
         self._store: list[Principle] = list(state["store"]) if state else []
 

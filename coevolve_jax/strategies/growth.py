@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -15,7 +15,10 @@ from coevolve_jax.synthesis import knobs
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict
-from coevolve_jax.types import Context, Task
+from coevolve_jax.synthesis.variants import elsewhere, possible, variant
+from coevolve_jax.types import Context, Group, Task
+
+Setting = TypeVar("Setting")
 
 APART = 0.25  # share of the scenarios that are set apart for measuring
 
@@ -56,15 +59,44 @@ def synthesize_freely(config: ConfigDict, step: int, lab: Lab, **how: Any) -> Sy
 def synthesize_in_turn(lab: Lab, contexts: Sequence[Context], *, wanted: int, **how: Any) -> SynthesisStats:
     """Explores contexts in their order, each once and for at most one task, until D_t has grown by `wanted`.
 
-    Later contexts thus only make up for earlier ones that give no task.
+    Later contexts thus only make up for earlier ones that give no task. Tasks beyond D_t's capacity are not
+    made; they count as refused, "pool_full".
 
     how: further arguments of `lab.synthesize`; `kind`, `step` and `rng` are needed.
     """
-    total, left = SynthesisStats(), list(contexts)
-    while left and total.added < wanted:
-        now, left = left[: wanted - total.added], left[wanted - total.added :]
+    left, fitting = list(contexts), int(min(wanted, lab.tasks.remaining_capacity))
+    total = SynthesisStats(refused=+Counter(pool_full=wanted - fitting))
+    while left and total.added < fitting:
+        now, left = left[: fitting - total.added], left[fitting - total.added :]
         total.add(lab.synthesize(now, wanted=len(now), once=True, **how))
     return total
+
+
+def variants(
+    config: ConfigDict,
+    lab: Lab,
+    tasks: Sequence[Task],
+    operators: Sequence[str],
+    *,
+    step: int,
+    rng: np.random.Generator,
+) -> list[Context]:
+    """Returns the contexts for the variants of tasks that config.data allows, task by task.
+
+    Their ids are STRATEGY/STEP/TASK/OPERATOR. A variant in another scenario is asked for only where one
+    offers the task's tools.
+    """
+    data, contexts, own = config.data, [], f"{config.strategy.name}/{step}"
+    limits = data.min_calls, data.max_calls, data.max_turns
+    offered = [lab.offered(scenario) for scenario in lab.scenarios]
+    for task in tasks:
+        places = elsewhere(task, lab.scenarios, offered)
+        contexts += [
+            variant(task, operator, rng, f"{own}/{task.id}/{operator}", places)
+            for operator in operators
+            if possible(task, operator, *limits, places)
+        ]
+    return contexts
 
 
 def synthesize_for_tools(
@@ -90,7 +122,7 @@ def synthesize_for_tools(
         scenario = places[tool][rng.integers(len(places[tool]))]
         words = f"{tool} is called wrongly or not at all."
         must = (tool,) if required else ()
-        return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=must)
+        return Context(id, signal, scenario, words, focus_pattern=(tool,), must=must)
 
     def relocate(unproductive: Context) -> Context:
         id, _, place = unproductive.id.rpartition("/")
@@ -227,6 +259,19 @@ def propose(
     drafts, made = draft(lab, contexts, step=step, rng=rng)
     by_context = {task.lineage.context: task for task in drafts}
     return [by_context.get(c.id) for c in contexts], made
+
+
+def probed(
+    lab: Lab, drawn: Sequence[Setting], drafts: Sequence[Task | None], k: int, step: int
+) -> list[tuple[Setting, Group | None]]:
+    """Pairs each setting of a proposer with k probing rollouts of its draft; None where it gave no draft.
+
+    Leaves out a setting whose draft has no valid rollout. Nothing is known about such a draft, so it teaches
+    a proposer nothing and is not adopted.
+    """
+    groups = {g.task.id: g for g in lab.probe([t for t in drafts if t], k, step)}
+    pairs = [(own, groups[t.id] if t else None) for own, t in zip(drawn, drafts, strict=True)]
+    return [(own, group) for own, group in pairs if group is None or group.valid]
 
 
 def adopt_first(

@@ -6,6 +6,7 @@ arguments: those are another task's.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -59,7 +60,8 @@ def overlap(a: Iterable[str], b: Iterable[str]) -> float:
 def macro_of(calls: Sequence[Call]) -> Macro:
     """Makes a tool that stands for these calls, with their arguments as parameters.
 
-    Equal texts become one parameter, which has the name of the first argument that it was given to.
+    Equal texts become one parameter, which has the name of the first argument that it was given to. A name
+    that is too long is cut, and ends with a digest of the whole.
     """
     names: dict[tuple[str, str], str] = {}
 
@@ -69,7 +71,11 @@ def macro_of(calls: Sequence[Call]) -> Macro:
         return names.setdefault(key, next(name for name in more if name not in names.values()))
 
     made = tuple(Call(c.name, {k: parameter(k, v) for k, v in c.arguments.items()}) for c in calls)
-    return Macro(re.sub(r"\W", "_", "_then_".join(c.name for c in calls))[:LONGEST], made)
+    name = re.sub(r"\W", "_", whole := "_then_".join(c.name for c in calls))
+    if len(name) > LONGEST:
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:6]
+        name = f"{name[: LONGEST - 7]}_{digest}"
+    return Macro(name, made)
 
 
 def call_of(macro: Macro, calls: Sequence[Call]) -> Call:

@@ -27,7 +27,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, full, goal_set, propose, set_apart, unseen
+from coevolve_jax.strategies.growth import adopt_first, full, goal_set, probed, propose, set_apart, unseen
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -89,10 +89,13 @@ class Infuser(Static):
         total.add(made)
         held = lab.tasks.fresh()
         held.add(self._goal)
-        groups = lab.probe(unseen(held, [t for t in drafts if t]), own.probe, step)
+        kept = {t.id for t in unseen(held, [t for t in drafts if t])}
+        asked = [(d, i // own.questions) for i, d in enumerate(drawn)]
+        pairs = probed(lab, asked, [t if t and t.id in kept else None for t in drafts], own.probe, step)
+        groups = [g for _, g in pairs if g]
         scores = {g.task.id: s for g, s in zip(groups, self._scores(lab, groups, step), strict=True)}
-        earned = [scores.get(t.id, 0.0) if t else 0.0 for t in drafts]
-        policy.update(drawn, advantages(earned, own.questions), own.learning_rate, own.kl_coef)
+        earned = advantages([scores[g.task.id] if g else 0.0 for _, g in pairs], [i for (_, i), _ in pairs])
+        policy.update([d for (d, _), _ in pairs], earned, own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
         solved = {g.task.id: p for g in groups if (p := solve_rate(g)) is not None}
         ranked = sorted((g.task for g in groups), key=lambda t: -scores[t.id])
@@ -115,10 +118,13 @@ class Infuser(Static):
 make = Infuser
 
 
-def advantages(scores: Sequence[float], size: int) -> np.ndarray:
-    """DuGRPO's advantage of each draft [n]. Every `size` scores in a row are of one document."""
-    rows = np.asarray(scores, np.float64).reshape(-1, size)
-    deviation = rows.std(axis=1, keepdims=True)
-    uneven = deviation[np.ptp(rows, axis=1) > 0]
-    scale = deviation + (uneven.mean() if len(uneven) else 0.0) + EPS
-    return ((rows - rows.mean(axis=1, keepdims=True)) / scale).ravel()
+def advantages(scores: Sequence[float], documents: Sequence[int]) -> np.ndarray:
+    """DuGRPO's advantage of each draft [n]. documents: the number of each draft's document."""
+    rows, of = np.asarray(scores, np.float64), np.asarray(documents)
+    own = [of == document for document in dict.fromkeys(documents)]
+    uneven = [rows[i].std() for i in own if np.ptp(rows[i]) > 0]
+    apart = np.mean(uneven) if uneven else 0.0
+    result = np.zeros(len(rows))
+    for i in own:
+        result[i] = (rows[i] - rows[i].mean()) / (rows[i].std() + apart + EPS)
+    return result

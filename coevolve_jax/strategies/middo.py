@@ -33,7 +33,7 @@ from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_shares, evolves, must_be
 from coevolve_jax.strategies.batches import sampling_weights
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import synthesize_in_turn
+from coevolve_jax.strategies.growth import full, synthesize_in_turn
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.similarity import CountCosines
@@ -84,6 +84,8 @@ class Middo(Static):
         c = self._config
         if not evolves(c, step):
             return None
+        if refused := full(c, lab):
+            return refused
         rng, losses = rng_for(c.seed, "evolve", step), self._losses
         used = in_use(lab.tasks)
         tasks = [task for task, weight in zip(lab.tasks, used, strict=True) if weight]
@@ -98,10 +100,7 @@ class Middo(Static):
         wanted += [(t, "other_arguments", "better") for t in tasks if t.id in bad]
         replaced = bad | {t.id for t in easier}
         wanted += [(t, "other_arguments", "sibling") for t in siblings if t.id not in replaced]
-        contexts = [
-            variant(t, operator, lab.scenarios, rng, f"middo/{step}/{t.id}/{what}")
-            for t, operator, what in wanted
-        ]
+        contexts = [variant(t, operator, rng, f"middo/{step}/{t.id}/{what}") for t, operator, what in wanted]
 
         def admit(made: Sequence[Task]) -> list[Verdict]:
             fit = [replaces(t, lab.tasks[t.lineage.parent or ""]) for t in made]

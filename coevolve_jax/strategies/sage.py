@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
@@ -45,8 +46,8 @@ DEFAULTS = {
 class Sage(Static):
     """`Static` with another `collect`, other rewards and hints (strategies/base.py documents the methods).
 
-    Its state, besides that of `Static`: the skills that paid, oldest first. The chains of a step are for its
-    other calls alone.
+    Its state, besides that of `Static`: the macro and the words of each skill that paid, oldest first. The
+    chains of a step are for its other calls alone.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -55,7 +56,8 @@ class Sage(Static):
         must_be(config, "most_calls", most >= least, f"config.strategy.least_calls ({least}) or more")
         check_rolled_once(config)
         super().__init__(config, state, synthesize_freely, rewards=self.rewards)
-        self._skills: dict[str, Mapping] = dict(state["skills"]) if state else {}  # name -> macro, words
+        kept = state["skills"] if state else []  # by name in earlier runs
+        self._skills: list[Mapping] = [*(kept.values() if isinstance(kept, Mapping) else kept)]
         self._chains: list[tuple[Group, Group]] = []
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
@@ -88,9 +90,10 @@ class Sage(Static):
 
     def help(self, task: Task, rollout_index: int) -> Hint | None:
         asked = hints.words(task.turns[0].query)
-        near = {name: hints.overlap(own["words"], asked) for name, own in self._skills.items()}
-        best = max(near, key=lambda name: near[name], default="")
-        return Hint(macros=(Macro.from_json(self._skills[best]["macro"]),)) if near.get(best) else None
+        near = [hints.overlap(own["words"], asked) for own in self._skills]
+        if not any(near):
+            return None
+        return Hint(macros=(Macro.from_json(self._skills[int(np.argmax(near))]["macro"]),))
 
     def rewards(self, group: Group) -> list[float]:
         """R of each valid rollout of a group, R1 or R2 if it is in a chain."""
@@ -110,15 +113,16 @@ class Sage(Static):
                 chained += 1
                 macro = self._offer(first, second.task, t.rollout_index)
                 words = sorted(hints.words(second.task.turns[0].query))
-                for skill in macro.macros if macro else ():
-                    self._skills.pop(skill.name, None)
-                    self._skills[skill.name] = {"macro": skill.to_json(), "words": words}
-        self._skills = dict(list(self._skills.items())[-self._config.strategy.kept :])
+                paid = [
+                    {"macro": skill.to_json(), "words": words} for skill in (macro.macros if macro else ())
+                ]
+                self._skills = [skill for skill in self._skills if skill not in paid] + paid
+        self._skills = self._skills[-self._config.strategy.kept :]
         offered = sum(bool(t.hints) for g in groups for t in g.trajectories)
         return StepReport({**found.counts, "offered": offered, "chained": chained}, found.rows)
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "skills": dict(self._skills)}
+        return {**super().to_json(), "skills": list(self._skills)}
 
 
 make = Sage

@@ -28,7 +28,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
-from coevolve_jax.strategies.batches import category
+from coevolve_jax.strategies.batches import category, check_category
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -54,6 +54,7 @@ class SEC(Static):
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         own = config.strategy
+        check_category(config, "arms")
         must_be(config, "signal", own.signal in ("advantage", "progress"), "advantage or progress")
         must_be(config, "rate", 0 < own.rate <= 1, "above 0, at most 1")
         must_be(config, "tau", own.tau > 0, "above 0")

@@ -32,7 +32,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import questions
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, full, propose
+from coevolve_jax.strategies.growth import adopt_first, full, probed, propose
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, factors, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -88,15 +88,15 @@ class Seif(Static):
         drafts, made = propose(lab, drawn, "seif", step=step, rng=rng)
         if demands:
             drawn, drafts = self._demanding(drawn, drafts, lab, rng)
-        groups = {g.task.id: g for g in lab.probe([t for t in drafts if t], own.probe, step)}
-        rewards = [instructed(self.met(groups[t.id]) if t else []) for t in drafts]
-        policy.update(drawn, standardised(rewards), own.learning_rate, own.kl_coef)
+        pairs = probed(lab, drawn, drafts, own.probe, step)
+        known, rewards = [d for d, _ in pairs], [instructed(self.met(g) if g else []) for _, g in pairs]
+        policy.update(known, standardised(rewards), own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
-        solved = {id: p for id, g in groups.items() if (p := solve_rate(g)) is not None}
-        valid = [t for t in drafts if t and t.id in solved]
+        solved = {g.task.id: p for _, g in pairs if g and (p := solve_rate(g)) is not None}
+        valid = [g.task for _, g in pairs if g]
         adopted = adopt_first(lab, valid, wanted, kind="signal", solved=solved)
-        known = {task.id for task in lab.tasks}
-        self._demands = {id: demand for id, demand in self._demands.items() if id in known}
+        held = {task.id for task in lab.tasks}
+        self._demands = {id: demand for id, demand in self._demands.items() if id in held}
         return made.adopting(adopted, lab.tasks)
 
     def _demanding(
@@ -136,10 +136,7 @@ def met(group: Group, demand: Demand | None = None) -> list[float]:
 
 
 def instructed(shares: Sequence[float]) -> float:
-    """The instructor's reward for a draft whose probe met these shares.
-
-    It is 0 for one that no valid rollout answered, and for a setting that gave no draft.
-    """
+    """The instructor's reward for a draft whose probe met these shares; 0 for a setting without a draft."""
     return 1 - math.fsum(shares) / len(shares) if shares else 0.0
 
 

@@ -128,7 +128,7 @@ class Socratic(Static):
             plan = (*map(Call.from_json, calls[: most - 1]), missed)
             context = Context(
                 f"socratic/{step}/{i}/{missed}", "socratic", lab.tasks[id], words, how, instead,
-                focus_pattern=(missed,), avoid=(), must=(missed,), plan=plan,
+                focus_pattern=(missed,), must=(missed,), plan=plan,
             )  # fmt: skip
             contexts.append((keys[k], context))
         return contexts

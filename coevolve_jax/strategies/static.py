@@ -18,7 +18,7 @@ from coevolve_jax.strategies.batches import collect_batch
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, TrainingSample
+from coevolve_jax.types import Group, Signal, TrainingSample
 
 READS = SIGNALS
 
@@ -62,11 +62,16 @@ class Static:
         return samples
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
+        found = self._signals(step, groups)
+        return StepReport(signals.count_by_kind(found), [s.to_json() for s in found])
+
+    def _signals(self, step: int, groups: Sequence[Group]) -> list[Signal]:
+        """Finds the step's signals. The history then holds the step."""
         c = self._config.signals
         found, self._history = signals.extract(
             self._history, groups, step, window=c.window, theta=c.rare_percent
         )
-        return StepReport(signals.count_by_kind(found), [s.to_json() for s in found])
+        return found
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         return self._evolve(self._config, step, lab) if self._evolve else None

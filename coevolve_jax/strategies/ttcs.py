@@ -28,7 +28,7 @@ from coevolve_jax.envs.base import features
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_band, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import majority
-from coevolve_jax.strategies.growth import adopt_first, draft, full
+from coevolve_jax.strategies.growth import adopt_first, draft, full, probed
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -60,8 +60,7 @@ OPERATORS = ("drop_call", "add_call", "other_arguments", "new_turn")
 class TTCS(Static):
     """`Static` with other rewards, odds and another `evolve` (strategies/base.py documents the methods).
 
-    Its state, besides that of `Static`: the synthesiser's logits, and what the majority did in each query at
-    its last visit.
+    Its state, besides that of `Static`: the synthesiser's logits, and what each query's majority did last.
     """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
@@ -109,17 +108,18 @@ class TTCS(Static):
         policy = KnobPolicy({"operator": OPERATORS}, self._knobs)
         drawn = policy.sample(math.ceil(own.drafts * wanted), rng)
         sources = [known[i] for i in rng.integers(len(known), size=len(drawn))]
-        contexts = {
-            i: variant(task, knobs["operator"], lab.scenarios, rng, f"ttcs/{step}/{i}")
-            for i, (task, knobs) in enumerate(zip(sources, drawn, strict=True))
-            if possible(task, knobs["operator"], c.data.min_calls, c.data.max_calls, c.data.max_turns)
-        }
-        drafts, made = draft(lab, list(contexts.values()), step=step, rng=rng)
-        groups = {g.task.lineage.context: g for g in lab.probe(list(drafts), own.probe, step)}
-        found = [groups.get(contexts[i].id) if i in contexts else None for i in range(len(drawn))]
-        policy.update(drawn, standardised(earned(found, sources, own)), own.learning_rate, own.kl_coef)
+        asked, sizes = list(zip(drawn, sources)), (c.data.min_calls, c.data.max_calls, c.data.max_turns)
+        contexts = [
+            variant(t, d["operator"], rng, f"ttcs/{step}/{i}") if possible(t, d["operator"], *sizes) else None
+            for i, (d, t) in enumerate(asked)
+        ]
+        drafts, made = draft(lab, [context for context in contexts if context], step=step, rng=rng)
+        by_context = {task.lineage.context: task for task in drafts}
+        pairs = probed(lab, asked, [c and by_context.get(c.id) for c in contexts], own.probe, step)
+        rewards = earned([g for _, g in pairs], [query for (_, query), _ in pairs], own)
+        policy.update([d for (d, _), _ in pairs], standardised(rewards), own.learning_rate, own.kl_coef)
         self._knobs = policy.to_json()
-        chosen = [g.task for g in found if g and self._in_band(g)]
+        chosen = [g.task for _, g in pairs if g and self._in_band(g)]
         return made.adopting(adopt_first(lab, chosen, wanted, kind="signal"), lab.tasks)
 
     def to_json(self) -> dict:

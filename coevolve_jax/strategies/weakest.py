@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
-from coevolve_jax.strategies.batches import category
+from coevolve_jax.strategies.batches import category, check_category
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
@@ -40,6 +40,7 @@ class Weakest(Static):
     """`Static` with odds by category. Its state: (visits, sum of their solve rates) of each category."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        check_category(config, "category")
         must_be(config, "floor", 0 < config.strategy.floor <= 1, "above 0, at most 1")
         super().__init__(config, state, synthesize_freely, weights=self.weights)
         self._seen = {name: tuple(counts) for name, counts in (state["seen"] if state else {}).items()}

@@ -30,12 +30,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, evolves, must_be
+from coevolve_jax.strategies.base import SIGNALS, Lab, StepReport, check_least, evolves, must_be
 from coevolve_jax.strategies.groups import solve_rate
-from coevolve_jax.strategies.growth import adopt_first, draft, full
+from coevolve_jax.strategies.growth import adopt_first, draft, full, variants
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.variants import OPERATORS, possible, variant
+from coevolve_jax.synthesis.variants import OPERATORS
 from coevolve_jax.types import SUCCESS, Group, Task, TrainingSample, Trajectory
 
 PASSES = 20  # over the first visits, when the critic is fitted
@@ -59,8 +59,8 @@ class WebRL(Static):
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         own = config.strategy
         must_be(config, "least", 0 <= own.least < own.most, f"within 0 and config.strategy.most ({own.most})")
-        must_be(config, "drafts", own.drafts >= 1, "1 or more")
-        must_be(config, "replay", own.replay >= 0, "0 or more")
+        must_be(config, "critic_rate", own.critic_rate > 0, "above 0")
+        check_least(config, {"drafts": 1, "replay": 0, "replay_weight": 0})
         if own.replay and config.learner.replay_routing:
             rule = "0 with config.learner.replay_routing, since replayed rollouts keep no routing"
             must_be(config, "replay", False, rule)
@@ -107,12 +107,8 @@ class WebRL(Static):
             return refused
         rows = lab.tasks.rows
         failed = [task for task, p in zip(lab.tasks, rows["last_score"], strict=True) if p < SUCCESS]
-        contexts = [
-            variant(failed[i], operator, lab.scenarios, rng, f"webrl/{step}/{failed[i].id}/{operator}")
-            for i in rng.permutation(len(failed))
-            for operator in OPERATORS
-            if possible(failed[i], operator, c.data.min_calls, c.data.max_calls, c.data.max_turns)
-        ]
+        order = [failed[i] for i in rng.permutation(len(failed))]
+        contexts = variants(c, lab, order, OPERATORS, step=step, rng=rng)
         drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
         seen = [(self._features(task), first[task.id]) for task in lab.tasks if task.id in first]
         critic = fitted(seen, own.critic_rate)

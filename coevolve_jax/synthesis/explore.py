@@ -28,16 +28,7 @@ def offered_names(tools: Sequence[dict]) -> frozenset[str]:
 
 def unguided(scenario: Task, id: str) -> Context:
     """The context of exploration without a signal, for D_0 and the random strategy."""
-    return Context(
-        id=id,
-        signal=None,
-        task=scenario,
-        summary="Free exploration of the scenario.",
-        failure_cause="",
-        instability_pattern="",
-        focus_pattern=(),
-        avoid=(),
-    )
+    return Context(id, None, scenario, "Free exploration of the scenario.")
 
 
 def explore(

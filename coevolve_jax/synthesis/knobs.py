@@ -109,7 +109,6 @@ def context(
     able = [s for s in scenarios if all(canonical(s.scenario.get(k)) == drawn[k] for k in keys)]
     calls = drawn.get("calls")
     return Context(
-        id=id, signal=signal, task=able[int(rng.integers(len(able)))],
-        summary="A task of this size and place is wanted.", failure_cause="", instability_pattern="",
-        focus_pattern=(), avoid=(), calls=None if calls is None else (calls, calls), turns=drawn.get("turns"),
+        id, signal, able[int(rng.integers(len(able)))], "A task of this size and place is wanted.",
+        calls=None if calls is None else (calls, calls), turns=drawn.get("turns"),
     )  # fmt: skip

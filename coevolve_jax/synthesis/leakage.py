@@ -100,8 +100,8 @@ class LeakGuard:
         self._ids = [t.id for t in evaluation_tasks]
         self._begins = [t.scenario.get("begins") for t in evaluation_tasks]
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
-        self.similarities = CountCosines(evaluation_tasks, features)
-        self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": self.similarities}
+        own = CountCosines(evaluation_tasks, features)
+        self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": own}
         if call_threshold:
             cosines, shares = KnownCosines(evaluation_tasks, calls), Containment(evaluation_tasks)
             self._cosines["arguments"] = lambda task: np.maximum(cosines(task), shares(task))
@@ -158,12 +158,6 @@ class LeakGuard:
             cosines = np.where(alike, cosines, -1.0)
         best = int(np.argmax(cosines))
         return Near(name, float(cosines[best]), self._ids[best])
-
-
-def histogram(similarities: Sequence[float], bins: int = 20) -> dict[str, list]:
-    """Counts of similarities in equal bins over [0, 1]: {"edges": bins + 1 floats, "counts": bins ints}."""
-    counts, edges = np.histogram(np.asarray(similarities, np.float64), bins=bins, range=(0.0, 1.0))
-    return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
 def _sequence(task: Task) -> str:

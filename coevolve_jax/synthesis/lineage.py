@@ -64,5 +64,8 @@ def in_pool(lineage: Lineage, near: Near | None, solved: float | None) -> Lineag
 
 
 def from_file(lineage: Lineage) -> Lineage:
-    """The lineage of another run's task in D_0: it keeps its origin, as kind "initial" of step 0."""
-    return dataclasses.replace(lineage, kind="initial", step=0)
+    """The lineage of another run's task in D_0: it keeps its origin, as kind "initial" of step 0.
+
+    It has no parent. Tasks get new ids, so the id of its parent there may name another task here.
+    """
+    return dataclasses.replace(lineage, kind="initial", step=0, parent=None)

@@ -74,6 +74,11 @@ class SynthesisRequest:
     once: bool = False
     first_id: int = 0
 
+    def left(self, made: SynthesisStats) -> SynthesisRequest:
+        """The request for the tasks that are still missing. Its ids continue after the proposals made."""
+        wanted, first_id = self.wanted - made.added, self.first_id + made.proposed
+        return dataclasses.replace(self, wanted=wanted, first_id=first_id)
+
 
 class TooFew(ValueError):
     """Exploration found fewer tasks than were needed. stats: of what it did find."""
@@ -211,12 +216,10 @@ class Synthesizer:
 
         def pass_over(contexts: Sequence[Context], max_per_context: float = math.inf) -> SynthesisStats:
             nonlocal silent
-            missing, before = request.wanted - total.added, Counter(self.roles.costs)
-            if silent or not contexts or missing <= 0:
+            left, before = request.left(total), Counter(self.roles.costs)
+            if silent or not contexts or left.wanted <= 0:
                 return SynthesisStats()
-            left = dataclasses.replace(request, wanted=missing)
-            first_id = request.first_id + total.proposed
-            stats = self._one_pass(tasks, contexts, left, first_id, max_per_context)
+            stats = self._one_pass(tasks, contexts, left, max_per_context)
             total.add(stats)
             silent = not stats.proposed and bool(self._unanswered(before))
             return stats
@@ -265,15 +268,14 @@ class Synthesizer:
                 "config.environment."
             )
         while total.added < request.wanted and fruitless < MAX_FRUITLESS:
-            missing, before = request.wanted - total.added, Counter(self.roles.costs)
+            left, before = request.left(total), Counter(self.roles.costs)
             # At least 4, since not every scenario gives a task; at most 32, to limit waste in the last round.
-            count = min(32, max(4, missing))
+            count = min(32, max(4, left.wanted))
             chosen = [scenarios[i] for i in request.rng.choice(len(scenarios), count)]
             name = f"{request.kind}-{request.step}-context"
             number = request.first_id + total.contexts
             contexts = [unguided(s, f"{name}-{number + n}") for n, s in enumerate(chosen)]
-            left = dataclasses.replace(request, wanted=missing)
-            stats = self._one_pass(tasks, contexts, left, request.first_id + total.proposed)
+            stats = self._one_pass(tasks, contexts, left)
             total.add(stats)
             on_added(stats.added)
             fruitless = 0 if stats.added else fruitless + 1
@@ -349,14 +351,13 @@ class Synthesizer:
         tasks: TaskPool,
         contexts: Sequence[Context],
         request: SynthesisRequest,
-        first_id: int = 0,
         max_per_context: float = math.inf,
     ) -> SynthesisStats:
-        """Works through the contexts once. first_id: number of the first proposal."""
+        """Works through the contexts once."""
         made = run_pipeline(
             self.roles, self.tools, self.env_pool, contexts,
             Settings.of_run(self.config, self.fits, self.action_pattern),
-            Birth(request.kind, request.step, first_id), request.rng,
+            Birth(request.kind, request.step, request.first_id), request.rng,
         )  # fmt: skip
         rows = {e.context.id: exploration_row(e, request.step) for e in made.explorations}
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))

@@ -87,13 +87,4 @@ def _attempt(
 def _asked(task: Task, turn: int) -> Context:
     """The context of an attempt: the task up to this message, without reference calls."""
     words = tuple(Turn(t.query) for t in task.turns[: turn + 1])
-    return Context(
-        id=f"{task.id}/solve",
-        signal="solve",
-        task=dataclasses.replace(task, turns=words, description=""),
-        summary="",
-        failure_cause="",
-        instability_pattern="",
-        focus_pattern=(),
-        avoid=(),
-    )
+    return Context(f"{task.id}/solve", "solve", dataclasses.replace(task, turns=words, description=""))

@@ -229,7 +229,9 @@ class TaskPool:
     def read(
         cls, path: str | os.PathLike, max_size: int | None = None, key: Callable[[Task], str] = task_key
     ) -> TaskPool:
-        """Reads a file of `write`, records included. The pool behaves exactly as the one that was written.
+        """Reads a file of `write`, records included.
+
+        With the same max_size and key the pool behaves exactly as the one that was written.
 
         Raises:
           OSError: the file cannot be read.

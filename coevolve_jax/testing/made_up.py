@@ -156,9 +156,7 @@ class MadeUpLab:
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         return [
-            Context(
-                f"{e.signal.kind}/{e.task.id}", e.signal.kind, e.task, "", "", "", e.trajectory.actions, ()
-            )
+            Context(f"{e.signal.kind}/{e.task.id}", e.signal.kind, e.task, focus_pattern=e.trajectory.actions)
             for e in evidence
         ]
 

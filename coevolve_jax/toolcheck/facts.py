@@ -40,6 +40,7 @@ PAUSE = 1.1  # seconds between two executions, so that a clock of whole seconds 
 REWARDED = 8  # rounds in which get_reward is asked
 ALONE = 4  # runs of a call in processes of their own: chance may give the same twice
 PAIRS = 3  # calls on which two tools must agree before nothing can tell them apart
+SWAPPED = 40  # tasks that are played again with another argument
 SHOWN = 10  # tasks that are shown
 
 
@@ -89,7 +90,8 @@ class Facts:
     of the first task. tokens: of that prompt, by the tokenizer in the folder `tokenizer`. speed: worlds made
     and played with one call, per second. unreadable: the first call after which the state cannot be read, and
     why. named: whether the worlds are a class's own `scenarios`. unnamed: tool -> its text arguments that
-    take anything and for which no values are named.
+    take anything and for which no values are named. swapped: tasks that were played again with one argument
+    of a call exchanged. loose: how many of these passed, by the tool of that call.
     """
 
     worlds: Mapping[str, int | str]
@@ -112,6 +114,8 @@ class Facts:
     unreadable: tuple[Call, str] | None = None
     named: bool = False
     unnamed: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    swapped: int = 0
+    loose: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 class _Watched:
@@ -201,7 +205,8 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
             made = synthesizer.synthesize(tasks, contexts, request)
         else:
             made = synthesizer.synthesize_unguided(tasks, scenarios, request)
-    found = list(tasks)
+        found = list(tasks)
+        swapped, loose = _loose(pool, found[: STARTED if servers.started(config) else SWAPPED])
     prompt, tokens, tokenizer = _prompt(config, family.tools, found[0] if found else scenarios[0])
     return Facts(
         worlds={split: _worlds(config, split) for split in splits},
@@ -224,6 +229,8 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         unreadable=_unreadable(jobs, first),
         named=config.environment.name == "tools" and not scenarios[0].id.startswith("world_"),
         unnamed=_unnamed(tools, scenarios),
+        swapped=swapped,
+        loose=loose,
     )
 
 
@@ -367,6 +374,43 @@ def _exchanged(
                 exchanged = task, (*calls[:n], Call(other, call.arguments))
                 found[key] = exchanged, (said.text, execution.fingerprints[n + 1])
     return list(found.values())
+
+
+def _loose(pool: EnvPool, tasks: Sequence[Task]) -> tuple[int, Counter[str]]:
+    """Returns the number of tasks in which one argument can be exchanged, and the tools of those that pass.
+
+    Each of a task's text arguments is exchanged once, for the next of the values that its world names for it.
+    A task that passes in several ways counts once, for the first.
+    """
+    jobs = [(task, turn, n, call) for task in tasks for turn, n, call in _swaps(task)]
+    ids = pool.reset([task for task, *_ in jobs])
+    for at in range(max((len(task.turns) for task in tasks), default=0)):
+        own = [(i, *job) for i, job in zip(ids, jobs) if at < len(job[0].turns)]
+        calls = [list(task.turns[at].calls) for _, task, *_ in own]
+        for made, (_, _, turn, n, call) in zip(calls, own):
+            if turn == at:
+                made[n] = call
+        pool.step([i for i, *_ in own], calls)
+        pool.end_turn([i for i, *_ in own])
+    passed = {}
+    for (task, _, _, call), outcome in zip(jobs, pool.score(ids)):
+        if outcome.success:
+            passed.setdefault(task.id, call.name)
+    pool.close(ids)
+    return len({task.id for task, *_ in jobs}), Counter(passed.values())
+
+
+def _swaps(task: Task) -> Iterator[tuple[int, int, Call]]:
+    """Yields turn, position, and the call there with one text argument exchanged."""
+    known = task.scenario.get("values", {})
+    for turn, each in enumerate(task.turns):
+        for n, call in enumerate(each.calls):
+            for name, value in call.arguments.items():
+                values = known.get(f"{call.name}.{name}", known.get(name, ()))
+                if isinstance(value, str) and len(values) > 1:
+                    at = values.index(value) if value in values else -1
+                    other = values[(at + 1) % len(values)]
+                    yield turn, n, Call(call.name, {**call.arguments, name: other})
 
 
 def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> str:

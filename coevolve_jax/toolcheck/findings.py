@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from coevolve_jax.envs.tools.values import open_arguments
 from coevolve_jax.toolcheck import servers
 from coevolve_jax.toolcheck.facts import Facts
 from coevolve_jax.toolcheck.lines import Lines
@@ -18,6 +19,7 @@ from coevolve_jax.types import Call
 FEW_CALLS = 8  # below so many calls nothing is said of a tool's answers
 MOST_TOOLS = 0.75  # share of a server's tools from which on their end is the server's
 FEW_TASKS = 1 / 3  # share of different tasks among those asked for
+MANY_LOOSE = 0.1  # share of tasks that pass with another argument
 # A third of all words in the docstrings of examples/shop.py, and hardly any in another language.
 ENGLISH = frozenset("the of to and for with from by that its which whose if are".split())
 LEAST_ENGLISH, FEW_WORDS = 0.03, 15
@@ -27,6 +29,11 @@ DUE = {
     "chance": "draws what no seed decides",
     "network": "may reach a network",
     "default": "has a default that all calls share, and what they do to it is no part of the state",
+    "cached": "is a cached_property: the first look fills it, which is a change of state",
+}
+AVOIDED = {
+    "default": "Let the default be None, and make the value in the body.",
+    "cached": "Compute it in reset or at each look, or define state(self) without it.",
 }
 
 
@@ -53,6 +60,7 @@ def findings(config: ConfigDict, facts: Facts, lines: Lines) -> list[Finding]:
         *_tasks(facts, lines),
         *(finding for name in facts.tools for finding in _tool(config, facts, name, lines, remedies)),
         *_twins(facts, lines),
+        *_loose(facts, lines),
         *_state(facts, lines, remedies),
         *_worlds(facts, lines, remedies),
         *_suspects(facts, lines),
@@ -145,10 +153,12 @@ def _tool(config: ConfigDict, facts: Facts, name: str, lines: Lines, remedies: R
         return
     repeats = all(unlike.call.name != name for unlike in facts.unlike)
     if repeats and tool.succeeded >= FEW_CALLS and not tool.changed and len(tool.answers) == 1:
-        what = f"{name} changes nothing and always answers {next(iter(tool.answers))[:60]!r}."
-        yield Finding(
-            False, place, what, "No task can tell whether it was called: let it answer or do something."
-        )
+        what = f"{name} changed nothing and always answered {next(iter(tool.answers))[:60]!r}."
+        remedy = "No task can tell whether it was called: let it answer or do something"
+        if texts := open_arguments(tool.schema):
+            listed = ", ".join(f'"{each}": [...]' for each in texts)
+            remedy += f", or {remedies.others.format(listed=listed, arguments=' and '.join(texts))}"
+        yield Finding(False, place, what, f"{remedy}.")
     required = tool.schema["function"]["parameters"].get("required", ())
     for parameter, schema in properties.items():
         left_out = [schema["default"]] if "default" in schema and parameter not in required else []
@@ -173,6 +183,18 @@ def _twins(facts: Facts, lines: Lines) -> Iterator[Finding]:
     for a, b in facts.twins:
         what = f"Nothing tells {a} and {b} apart: on the same calls they answered and acted alike."
         yield Finding(False, lines.of(a), what, "Keep one of them.")
+
+
+def _loose(facts: Facts, lines: Lines) -> Iterator[Finding]:
+    passed, ranked = facts.loose.total(), facts.loose.most_common()
+    if passed >= MANY_LOOSE * facts.swapped > 0:
+        by_tool = ", ".join(f"{name} in {count}" for name, count in ranked[:3])
+        what = (
+            f"{passed} of {facts.swapped} tasks pass with another argument: {by_tool}. "
+            "The call answers and does the same for several."
+        )
+        remedy = "Let the answer name what it is about, or name values that make a difference."
+        yield Finding(False, lines.of(*(name for name, _ in ranked)), what, remedy)
 
 
 def _state(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
@@ -200,12 +222,8 @@ def _worlds(facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]
 def _suspects(facts: Facts, lines: Lines) -> Iterator[Finding]:
     for suspect in lines.suspects():
         what = f"`{suspect.code}` {DUE[suspect.kind]}."
-        remedy = (
-            "Let the default be None, and make the value in the body."
-            if suspect.kind == "default"
-            else "Let it show in no answer and in no state: equal calls would be graded unequally."
-        )
-        yield Finding(False, lines.at(suspect.line), what, remedy)
+        remedy = "Let it show in no answer and in no state: equal calls would be graded unequally."
+        yield Finding(False, lines.at(suspect.line), what, AVOIDED.get(suspect.kind, remedy))
 
 
 def _left_out(lines: Lines) -> Iterator[Finding]:
@@ -251,6 +269,10 @@ def _descriptions(part: object) -> Iterator[str]:
 
 def _prompt(config: ConfigDict, facts: Facts, lines: Lines, remedies: Remedies) -> Iterator[Finding]:
     limit = config.rollout.max_length
+    if facts.tokenizer not in ("", config.model):
+        what = f"{config.model} is not here: the tokens of a prompt are counted by {facts.tokenizer}."
+        remedy = "The model's own template may take several times as many: fetch it, and check again."
+        yield Finding(False, "", what, remedy)
     if facts.tokens > LONG_PROMPT * limit:
         what = f"The tools and the first request take {facts.tokens} of the {limit} tokens of a rollout."
         yield Finding(False, lines.of(), what, remedies.long)

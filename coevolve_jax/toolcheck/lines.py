@@ -24,7 +24,10 @@ NETWORK = ("requests", "httpx", "urllib", "urllib3", "socket", "http", "aiohttp"
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A line whose result may differ from call to call. kind: "clock", "chance", "network" or "default"."""
+    """A line whose result may differ from call to call.
+
+    kind: "clock", "chance", "network", "default" or "cached".
+    """
 
     line: int
     kind: str
@@ -85,14 +88,17 @@ class Lines:
     def suspects(self) -> Iterator[Suspect]:
         """Yields the lines whose outcome may not repeat.
 
-        They ask a clock, draw from unseeded chance, import what reaches a network, or give an argument a
-        default that calls can change.
+        They ask a clock, draw from unseeded chance, import what reaches a network, give an argument a default
+        that calls can change, or keep in the state what a look computes.
         """
         for node in ast.walk(self._tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 for default in (*node.args.defaults, *node.args.kw_defaults):
                     if default and _can_change(default):
                         yield self._suspect(default.lineno, "default")
+                kinds = [_dotted(_called(each)).rpartition(".")[2] for each in node.decorator_list]
+                if "cached_property" in kinds and "state" not in self._functions:
+                    yield self._suspect(node.lineno, "cached")
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 if any(name.split(".")[0] in NETWORK for name in names):

@@ -14,14 +14,15 @@ class Remedies:
 
     clock: a tool depends on a clock or on chance. beside: it depends on other worlds. ends: it ends its
     world, by words of the reason: the first that occur count. values: it never succeeds; {listed} and
-    {arguments} name some of its arguments. no_state, logs: no call, or every call, changes the state. alike:
-    all worlds begin alike. long: the prompt is long.
+    {arguments} name some of its arguments. others: it does nothing with the values tried. no_state, logs: no
+    call, or every call, changes the state. alike: all worlds begin alike. long: the prompt is long.
     """
 
     clock: str
     beside: str
     ends: Mapping[str, str]
     values: str
+    others: str
     no_state: str
     logs: str
     alike: str
@@ -33,6 +34,7 @@ OWN = Remedies(
     beside="Keep all state in the object: not in an imported module, a file or os.environ.",
     ends={"": "Raise an exception instead of ending the program, and bound the time that arguments ask for."},
     values="Name values that work, such as values = {{{listed}}}, or let another tool answer with them.",
+    others="name other values, such as values = {{{listed}}}",
     no_state="Where a tool does change something, let state() return it.",
     logs="Leave logs and counters of calls out: define state(self), which returns what two worlds are "
     "compared by.",
@@ -53,6 +55,7 @@ SERVER = Remedies(
     },
     values='Name values that work in coevolve.json, such as {{"values": {{{listed}}}}}, or '
     f"{LEFT_OUT}.",
+    others='name other values in coevolve.json, such as {{"values": {{{listed}}}}}',
     no_state="Where the server keeps a state, let it keep it below {world}.",
     logs="Leave logs and counters of calls out by config.environment.ignore.",
     alike="Give the template folders train, development and test, to measure what carries over.",
@@ -62,6 +65,7 @@ SERVER = Remedies(
 FOLDERS = dataclasses.replace(
     SERVER,
     values=f"Let the tables hold values that work under the name {{arguments}}, or {LEFT_OUT}.",
+    others="let the tables hold other values under the name {arguments}",
     no_state="Where a tool does change something, let it write that to the tables, below MCP_DB_DIR.",
 )
 SERVERS = {"mcp": SERVER, "folder_tools": FOLDERS}  # by config.environment.name

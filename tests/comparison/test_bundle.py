@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from coevolve_jax.comparison import bundle, cell_files, leaderboard, notes, plan, testbed, variations
-from coevolve_jax.comparison.plan import Cell
+from coevolve_jax.comparison import bundle, cell_files, leaderboard, notes, plan_file, testbed, variations
+from coevolve_jax.comparison.plan import Cell, cells
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
 from tests.support import forked
@@ -165,12 +165,12 @@ def test_a_bundle_is_small_and_the_same_bytes_each_time(home, tmp_path):
     assert sorted(p.name for p in (tmp_path / "again" / "files").iterdir()) == files
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("")
-    for target, cells, why in (
+    for target, chosen, why in (
         ("other", opened.cells, "other is not empty and holds no bundle: choose another"),
         ("empty", [Cell("static", 5)], "No cell of .*folder has a result yet"),
     ):
         with pytest.raises(ValueError, match=why):
-            bundle.write(tmp_path / "folder", opened.plan, cells, tmp_path / target, **opened.told)
+            bundle.write(tmp_path / "folder", opened.plan, chosen, tmp_path / target, **opened.told)
 
 
 # What is refused
@@ -342,14 +342,14 @@ def test_the_plan_is_written_before_a_cell_moves(home, tmp_path):
 
     def killed(entries):
         assert not list(folder.glob("cells/*"))
-        plan.write(folder, {"config": _numbers(), "joined": entries})
+        plan_file.write(folder, {"config": _numbers(), "joined": entries})
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         join(folder, opened, keep=killed)
-    assert plan.read(folder)["joined"] == join(folder, opened) and list(folder.glob("cells/*"))
-    (tmp_path / "earlier" / f"{plan.JOINING}x").mkdir(parents=True)  # killed before that
-    assert plan.written(tmp_path / "earlier", {}) is None
+    assert plan_file.read(folder)["joined"] == join(folder, opened) and list(folder.glob("cells/*"))
+    (tmp_path / "earlier" / f"{plan_file.JOINING}x").mkdir(parents=True)  # killed before that
+    assert plan_file.written(tmp_path / "earlier", {}) is None
 
 
 def test_a_difference_of_cells_that_exist_is_planned_later(home, quick, tmp_path):
@@ -361,14 +361,14 @@ def test_a_difference_of_cells_that_exist_is_planned_later(home, quick, tmp_path
         "--join=runs/half_solved_test": "--join=runs/half_solved",
     }
     follow([swap.get(word, word) for word in words], home, quick)
-    kept = plan.read(tmp_path / "late")
+    kept = plan_file.read(tmp_path / "late")
     assert [kept["planned"], [e["planned"] for e in kept["planned_later"]]] == [[], [[["random", "static"]]]]
 
 
 def join(folder: Path, opened: bundle.Bundle, arms=("random",), **how) -> list[dict]:
     config = json.loads(json.dumps(_numbers()))
     made = {"config": config, "seeds": [0], "settings": [{}], "arms": list(arms)}
-    return bundle.join(folder, [opened], CONFIG, made, plan.cells(arms, [0]), **how)
+    return bundle.join(folder, [opened], CONFIG, made, cells(arms, [0]), **how)
 
 
 def _numbers():
@@ -484,7 +484,7 @@ def test_cells_that_are_here_already_stand_and_the_agreement_is_told(home, tmp_p
 def test_two_bundles_with_the_same_cells_are_compared_with_each_other(home, tmp_path, monkeypatch):
     first, config = bundle.read(home / "runs" / "half_solved"), json.loads(json.dumps(_numbers()))
     made = {"config": config, "seeds": [0], "settings": [{}], "arms": ["random"]}
-    both = lambda folder, *bundles: bundle.join(folder, bundles, CONFIG, made, plan.cells(["random"], [0]))
+    both = lambda folder, *bundles: bundle.join(folder, bundles, CONFIG, made, cells(["random"], [0]))
     copy = bundle.read(forge(home / "runs" / "half_solved", tmp_path / "copy", lambda made, files: None))
     entries = both(tmp_path / "alike", first, copy)
     assert [(e["taken"], e["repeated"], e["alike"]) for e in entries] == [(1, 0, 0), (0, 1, 1)]

@@ -17,7 +17,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax.analysis import stats
-from coevolve_jax.comparison import cells, notes, plan, results, variations
+from coevolve_jax.comparison import cells, notes, plan, plan_file, results, variations
 from coevolve_jax.comparison.arms import ARMS, arm
 from coevolve_jax.comparison.differences import METRICS, compare
 from coevolve_jax.comparison.plan import Cell
@@ -127,9 +127,9 @@ def test_weak_tools_are_the_primary_metric_where_held_out_tasks_call_them(tools,
 def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / below
-    assert plan.written(folder, {"config": {}}) is None
+    assert plan_file.written(folder, {"config": {}}) is None
     with pytest.raises(ValueError, match="file.* cannot be a workdir .*choose another --workdir"):
-        plan.write(folder, {"config": {}})
+        plan_file.write(folder, {"config": {}})
 
 
 def test_cells_of_another_config_are_not_taken_for_this_plans(tmp_path):
@@ -513,9 +513,9 @@ def test_base_policies_that_differ_are_said():
 def test_a_setting_keeps_the_order_of_an_earlier_command():
     theirs = {"settings": [{"a": 1, "b": [1, 2]}, {"a": 2, "b": [1]}]}
     given = [{"b": (1, 2), "a": 1}, {"b": (9,), "a": 1}]
-    found = plan.as_before(theirs, given)
+    found = plan_file.as_before(theirs, given)
     assert [list(setting) for setting in found] == [["a", "b"], ["b", "a"]] and found == given
-    assert plan.as_before(None, given) == given
+    assert plan_file.as_before(None, given) == given
 
 
 def test_what_is_not_equal_is_said():
@@ -895,11 +895,11 @@ def test_a_command_that_is_refused_writes_nothing(quick, tmp_path):
         done = forked.run(command(folder, "--arms=static", *flags), quick)
         assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr, done.stderr
         assert not folder.exists()
-    with plan.claimed(folder, 0, 1):  # another process runs it
+    with plan_file.claimed(folder, 0, 1):  # another process runs it
         done = forked.run(command(folder, "--arms=random"), quick)
         assert done.returncode == 1 and f"Another process runs the comparison in {folder}" in done.stderr
     assert [path.name for path in folder.iterdir()] == ["lock_0_1"]
-    assert plan.written(folder, {}) is None  # the folder is free for the next command
+    assert plan_file.written(folder, {}) is None  # the folder is free for the next command
 
 
 @pytest.mark.parametrize(
@@ -907,7 +907,7 @@ def test_a_command_that_is_refused_writes_nothing(quick, tmp_path):
 )
 def test_a_damaged_plan_is_named(content, why, tmp_path):
     (tmp_path / "plan.json").write_bytes(content)
-    for read in (plan.read, lambda folder: plan.written(folder, {"config": {}})):
+    for read in (plan_file.read, lambda folder: plan_file.written(folder, {"config": {}})):
         with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path / 'plan.json'))} .*{why}.*restore it"):
             read(tmp_path)
 
@@ -976,13 +976,33 @@ def test_differences_that_nobody_planned_first_are_not_said_to_be():
 @pytest.mark.parametrize("lost", [{"arms": ["static"]}, {"seeds": [0]}, {"settings": [{"steps": 4}]}, None])
 def test_a_command_that_leaves_out_a_part_of_the_comparison_is_refused(lost, tmp_path):
     theirs = {"arms": ["static", "random"], "seeds": [0, 1], "settings": [{"steps": 4}, {"steps": 8}]}
-    plan.check_whole(tmp_path, None, theirs)
+    plan_file.check_whole(tmp_path, None, theirs)
     more = {"arms": ["oracle", *theirs["arms"]], "seeds": [2, 1, 0], "settings": theirs["settings"]}
     if lost is None:
-        return plan.check_whole(tmp_path, theirs, more)
+        return plan_file.check_whole(tmp_path, theirs, more)
     (key,), (left,) = lost, theirs[next(iter(lost))][1:] if "settings" not in lost else [{"steps": 8}]
     with pytest.raises(ValueError, match=re.escape(f"also has {key} {left}: name these too")):
-        plan.check_whole(tmp_path, theirs, {**more, **lost})
+        plan_file.check_whole(tmp_path, theirs, {**more, **lost})
+
+
+def test_a_command_goes_on_from_the_first_ones_plan_and_one_that_reads_tells_of_it(tmp_path):
+    def asked(day, *arms):
+        about = {"machine": "m", "date": f"d{day}", "commit": f"{day}", "command": f"c{day}"}
+        return plan_file.made(TINY, arms, [0], [{"data.leak_splits": ("test",)}], [], **about)
+
+    goes_on = lambda theirs, made: plan_file.continued(tmp_path, theirs, made, False, ())
+    read = lambda made: plan_file.as_read(first, made, False, ())
+    first = goes_on(None, asked(1, "static", "random"))
+    assert first == json.loads(json.dumps(first)) and first["extended"] == []
+    assert read(asked(2, "static", "random")) == (first, True)
+    part, whole = read(asked(3, "static"))
+    assert not whole and (part["arms"], part["date"], part["command"]) == (["static"], "d1", "c1")
+    with pytest.raises(ValueError, match="also has arms random: name these too"):
+        goes_on(first, asked(3, "static"))
+    more = goes_on(first, asked(3, "static", "random", "coevolve"))
+    assert more["date"] == "d1" and [(e["what"], e["date"]) for e in more["extended"]] == [
+        ("arms coevolve", "d3")
+    ]
 
 
 def test_what_later_commands_add_is_dated_and_told():
@@ -994,12 +1014,12 @@ def test_what_later_commands_add_is_dated_and_told():
         "machine": "m1",
         "command": "c1",
     }
-    assert plan.extended(None, first) == {"extended": []}
-    theirs = {**first, **plan.extended(None, first)}
-    same = plan.extended(theirs, {**first, "date": "d2", "machine": "m2", "command": "c2"})
+    assert plan_file.extended(None, first) == {"extended": []}
+    theirs = {**first, **plan_file.extended(None, first)}
+    same = plan_file.extended(theirs, {**first, "date": "d2", "machine": "m2", "command": "c2"})
     assert same == {"date": "d1", "machine": "m1", "command": "c1", "extended": []}
     more = {**first, "seeds": [0, 1, 2], "arms": ["static", "random"], "date": "d2", "command": "c2"}
-    added = plan.extended(theirs, more)
+    added = plan_file.extended(theirs, more)
     assert added["date"] == "d1" and added["extended"] == [
         {"what": "seeds 2, arms random", "arms": ["random"], "date": "d2", "command": "c2"}
     ]

@@ -13,7 +13,7 @@ import pytest
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import load_comparison
-from coevolve_jax.comparison import cell_files, differences, notes, plan, results
+from coevolve_jax.comparison import cell_files, differences, notes, plan_file, results
 from coevolve_jax.comparison.differences import METRICS, compare, counts, difference
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
@@ -815,27 +815,27 @@ def test_the_first_plan_stands_and_later_ones_are_dated():
     made_ = lambda *pairs, day=1: {"planned": list(pairs), "date": f"2026-11-{day:02}", "command": f"c{day}"}
     begun = {
         **made_(),
-        **plan.fixed(None, made_(("a", "b")), True),
+        **plan_file.fixed(None, made_(("a", "b")), True),
         "arms": ["static", "random"],
         "settings": [{}],
     }
     assert (begun["planned"], begun["planned_later"]) == ([["a", "b"]], [])
-    assert plan.fixed(begun, made_(("a", "b"), day=2), True) == {"planned": [["a", "b"]], "planned_later": []}
-    late = plan.fixed(begun, made_(("a", "c"), day=3), True)
+    same = {"planned": [["a", "b"]], "planned_later": []}
+    assert plan_file.fixed(begun, made_(("a", "b"), day=2), True) == same
+    late = plan_file.fixed(begun, made_(("a", "c"), day=3), True)
     entry = {"planned": [["a", "c"]], "date": "2026-11-03", "command": "c3"}
     assert late == {"planned": [["a", "b"]], "planned_later": [entry]}
-    assert plan.fixed({**begun, **late}, made_(("a", "c"), ("a", "b"), day=4), True) == late
+    assert plan_file.fixed({**begun, **late}, made_(("a", "c"), ("a", "b"), day=4), True) == late
     # The reverse of a difference is the same test.
     for known in (("b", "a"), ("c", "a")):
         with pytest.raises(ValueError, match="a - . is planned already: name a difference once"):
-            plan.fixed({**begun, **late}, made_(known, day=5), True)
-    assert plan.fixed(begun, made_(("b", "a"), ("c", "b"), day=5), False)["planned_later"][0]["planned"] == [
-        ["c", "b"]
-    ]
+            plan_file.fixed({**begun, **late}, made_(known, day=5), True)
+    (entry,) = plan_file.fixed(begun, made_(("b", "a"), ("c", "b"), day=5), False)["planned_later"]
+    assert entry["planned"] == [["c", "b"]]
     # Without --planned only the usual contrasts of new arms are new.
     usual = made_(("random", "static"), day=5)
-    assert plan.fixed(begun, usual, False)["planned_later"] == []
-    wider = plan.fixed(begun, made_(("random", "static"), ("blame", "random"), day=6), False)
+    assert plan_file.fixed(begun, usual, False)["planned_later"] == []
+    wider = plan_file.fixed(begun, made_(("random", "static"), ("blame", "random"), day=6), False)
     assert [e["planned"] for e in wider["planned_later"]] == [[["blame", "random"]]]
 
 

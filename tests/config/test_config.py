@@ -602,6 +602,13 @@ def test_a_password_in_the_address_of_servers_is_refused_and_not_said():
     assert "secret" not in str(told.value)
 
 
+@pytest.mark.parametrize("name", ["agent0", "dr_zero", "frontier", "infuser", "panel", "seif", "socratic"])
+def test_a_method_that_cannot_do_without_probes_is_refused_by_what_can_be_changed(name):
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
+    with pytest.raises(ValueError, match="^config.evolution.async_steps is 2: it must be 0: strategy"):
+        configs.check(override(config, {"evolution.async_steps": 2}))
+
+
 def test_a_probe_of_one_rollout_is_for_strategies_that_do_not_ask_for_both_outcomes():
     configs.check(override(TINY, {"strategy.name": "panel", "strategy.probe": 1}))
 

@@ -17,7 +17,7 @@ from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.remote import Remote
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.loop.evaluate import versions
+from coevolve_jax.loop.inputs import versions
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.tool_call_format import render_call

@@ -490,6 +490,21 @@ def test_json_counts_by_its_values_and_other_files_by_their_bytes(tmp_path):
     assert list(state.content(str(tmp_path / "a"), ["*.json", "c.*"])) == ["b.jsonl"]
 
 
+def test_sums_of_floats_in_another_order_are_equal_in_json_and_in_rows(tmp_path):
+    def held(name, total):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "a.json").write_text(json.dumps({"total": total, "far": float("inf")}))
+        (folder / "b.jsonl").write_text(f"{json.dumps([total])}\n{{}}\n")
+        rows(folder / "s.db", "CREATE TABLE t (x REAL)", f"INSERT INTO t VALUES ({total!r}), (9e999)")
+        return state.content(str(folder))
+
+    one, other = held("a", 0.1 + 0.2 + 0.3), held("b", 0.3 + 0.2 + 0.1)
+    assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1 and one == other
+    apart = held("c", 0.6001)
+    assert all(one[name] != apart[name] for name in one)
+
+
 def test_what_takes_too_much_to_read_counts_by_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(state, "MAX_VALUES", 100)
     monkeypatch.setattr(state, "MAX_PARSED", 100_000)

@@ -39,6 +39,10 @@ def run(folder, quick):
     return run
 
 
+def test_the_page_makes_the_model_before_the_check_counts_its_tokens():
+    assert PAGE.index("    make smollm2\n") < PAGE.index("    python experiments/check_tools.py ")
+
+
 @pytest.mark.slow
 def test_the_class_of_the_page_is_fit_and_trains(folder, run):
     said = run("python experiments/check_tools.py my_env:Library")

@@ -107,6 +107,49 @@ def test_the_check_stops_at_worlds_that_share_a_state_and_at_a_reward_outside_0_
     assert stops[1].partition(":20: ")[2].startswith("Own.get_reward returns 100.0. Let it return")
 
 
+LOOSE = '''
+class Own:
+    values = {"owner": ["Ada", "Ben", "Cleo"]}
+
+    def reset(self, seed=0):
+        self.owners = {"Ada": 1, "Ben": 2, "Cleo": 3}
+
+    def is_poor(self, owner: str) -> bool:
+        """Tells whether an owner is poor.
+
+        Args:
+            owner: It.
+        """
+        return self.owners[owner] < 0
+
+    def balance(self, owner: str) -> int:
+        """Tells the balance of an owner.
+
+        Args:
+            owner: It.
+        """
+        return self.owners[owner]
+'''
+
+
+def test_tasks_that_pass_with_another_argument_are_counted_by_their_tools(written):
+    (world,) = worlds(written(LOOSE))
+    of = lambda name, owner: Call(name, {"owner": owner})
+    turns = [
+        [[of("is_poor", "Ada")]],
+        [[of("balance", "Ben")], [of("is_poor", "Ben")]],  # passes where the second turn has another owner
+        [[of("balance", "Ben"), of("balance", "Cleo")]],
+        [[Call("is_poor", {})]],  # nothing to exchange
+    ]
+    tasks = [
+        dataclasses.replace(world, id=f"t{i}", turns=tuple(Turn("Do it.", tuple(calls)) for calls in each))
+        for i, each in enumerate(turns)
+    ]
+    with ProcessPool("tools", workers=1) as pool:
+        assert facts._loose(pool, tasks) == (3, {"is_poor": 2})
+        assert facts._loose(pool, []) == (0, {})
+
+
 def test_numpy_draws_what_the_world_decides_whoever_draws_beside_it(written):
     source = written(
         '''
@@ -322,6 +365,14 @@ def test_a_tool_with_the_name_state_is_refused(written):
         load(source)
 
 
+@pytest.mark.parametrize("decorator", ["property", "functools.cached_property"])
+def test_a_state_that_is_a_property_is_refused_with_its_line(written, decorator):
+    source = written(f"import functools\n{SLOTS}\n    @{decorator}\n    def state(self): return self.n\n")
+    kind = decorator.rpartition(".")[2]
+    with pytest.raises(Refused, match=rf"own_world.py:1[67]: Own.state is a {kind}: make it a method, def"):
+        load(source)
+
+
 VALUES = """
 import collections, datetime, decimal, os, types
 import own_model
@@ -415,6 +466,96 @@ def test_what_calls_change_in_other_classes_and_functions_of_the_file_is_state(w
     assert len(worlds(source)) == 72  # they differ in nothing but the registry
 
 
+STORE = '''
+values = {}
+
+def put(name: str, amount: int) -> str:
+    """Puts.
+
+    Args:
+        name: It.
+        amount: From 1 to 9.
+    """
+    values[name] = amount
+    return "done"
+'''
+
+
+def test_a_store_with_the_name_values_is_state_once_it_changes_and_values_for_the_explorer_are_not(written):
+    put = lambda name, amount: (Call("put", {"name": name, "amount": amount}),)
+    method = STORE.replace("(name", "(self, name").replace(" values[", " self.values[")
+    kind = f"class Own:\n    def reset(self, seed=0): ...\n{textwrap.indent(method, '    ')}"
+    for source in (written(STORE, kind=""), written(kind, name="own_class")):
+        assert graded(source, put("a", 3), put("a", 3)).success
+        assert graded(source, put("b", 9), put("a", 3)).reason == "state_differs"
+        assert played(source)[0].state() == {}
+    declared = written('values = {"x": ["a"]}\nstate = {}\n' + TOOL, kind="")
+    assert played(declared, Call("put", {"x": 4}))[0].state() == {"state": {"x": 4}}
+
+
+CLOSURE = '''
+def _make():
+    basket = {}
+
+    def add(item: str) -> str:
+        """Adds.
+
+        Args:
+            item: It.
+        """
+        basket[item] = 1
+        return "added"
+
+    def take(item: str) -> str:
+        """Takes.
+
+        Args:
+            item: It.
+        """
+        basket.pop(item)
+        return "taken"
+
+    return add, take
+
+
+add, take = _make()
+_again, _ = _make()
+def count() -> str:
+    """Counts elsewhere."""
+    _again("x")
+    return "done"
+'''
+
+
+def test_what_functions_keep_of_the_functions_around_them_is_state(written):
+    source, add = written(CLOSURE, kind=""), lambda item: Call("add", {"item": item})
+    assert graded(source, [add("a")], (add("a"),)).success
+    assert graded(source, [add("b")], (add("a"),)).reason == "state_differs"
+    assert graded(source, [], (Call("count", {}),)).reason == "state_differs"  # another basket of that name
+    assert graded(source, [add("b"), Call("take", {"item": "b"}), add("a")], (add("a"),)).success
+
+
+def test_data_of_an_imported_module_in_the_files_folder_is_state_that_worlds_share(written):
+    written("ORDERS, PRICES, TABLE = {}, (1, 2), [1]\nclass Log:\n    lines = []\n", name="own_orders")
+    change: dict[str, dict] = {"own_orders.ORDERS[name] = 1": {"ORDERS": {"a": 1}}}
+    change["own_orders.Log.lines.append(name)"] = {"Log.lines": ["a"]}
+    for line, changed in change.items():
+        source = written(f"import own_orders\n{PUT.replace('return name', f'{line}; return 1')}", kind="")
+        before = worlds(source)
+        put = lambda name: Call("put", {"name": name})
+        assert graded(source, [put("b")], (put("a"),)).reason == "state_shared"
+        with pytest.raises(ValueError, match="begins in another state .* a file or module that worlds share"):
+            World().reset(before[0])  # the next world of this process
+        own = sys.modules["own_orders"]
+        own.ORDERS.clear()
+        own.Log.lines.clear()
+        assert played(source)[0].state() == {}  # constants do not count
+        state = played(source, put("a"))[0].state()
+        assert state == {f"own_orders.{name}": value for name, value in changed.items()}
+        own.ORDERS.clear()
+        own.Log.lines.clear()
+
+
 PUT = '''
 def put(name: str) -> str:
     """Puts.
@@ -435,6 +576,7 @@ def put(name: str) -> str:
         ("GRID = numpy.zeros(3)", "GRID is a numpy.ndarray"),
         ("ROWS = array.array('i')", "ROWS is a array.array"),
         ("BASE = sqlite3.connect(':memory:')", "BASE is a sqlite3.Connection"),
+        ("CART = contextvars.ContextVar('cart')", "CART is a _contextvars.ContextVar"),
         ("OURS = own_stock.Store()", "OURS.lock is a _thread.lock"),
         ("class Account:\n    held = [threading.Lock()]", r"Account.held\[0\] is a _thread.lock"),
     ],
@@ -442,7 +584,7 @@ def put(name: str) -> str:
 def test_data_beside_the_object_that_json_cannot_write_is_refused_by_its_name(written, data, said):
     store = "import threading\nclass Store:\n    def __init__(self): self.lock = threading.Lock()\n"
     written(store, name="own_stock")
-    head = "import array, queue, sqlite3, threading\nimport numpy, own_stock\n"
+    head = "import array, contextvars, queue, sqlite3, threading\nimport numpy, own_stock\n"
     source = written(f"{head}{data}\n{PUT}", kind="")
     with pytest.raises(Refused, match=rf"{said}, .*define state\(\), which returns"):
         worlds(source)
@@ -860,6 +1002,15 @@ def test_values_and_scenarios_that_are_no_json_are_refused_in_a_sentence(written
     with pytest.raises(Refused, match=rf"own_world.py:5: {said}") as refusal:
         worlds(written("from datetime import date\n" + body))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_reset_that_needs_more_than_a_seed_is_refused_with_scenarios_as_the_remedy(written):
+    source = written(SLOTS.replace("seed=0", "seed, prompt, target: int, **row"))
+    said = r'Own.reset needs prompt and target: name worlds, such as scenarios = {"train": \[{"prompt": ..., '
+    with pytest.raises(Refused, match=rf"own_world.py:8: {said}"):
+        worlds(source)
+    named = "class Own(Base):\n    scenarios = {'train': [{'seed': 1, 'prompt': 'a', 'target': 2}]}"
+    assert worlds(written(SLOTS.replace("seed=0", "seed, prompt, target").replace("class Own(Base):", named)))
 
 
 def test_tuples_in_values_and_scenarios_are_lists(written):

@@ -217,3 +217,12 @@ def test_an_adapter_that_no_dense_layer_runs_is_refused(params):
     forward = lambda p: Decoder(MODEL).apply({"params": p}, TOKENS)
     with pytest.raises(ValueError, match="cannot have adapters: layers/router; narrow"):
         lora.check_reached(forward, params, adapters)
+
+
+def test_learners_that_differ_in_the_seed_share_their_programs(params):
+    config, mesh = learner_config(lora_rank=2), sharding.make_mesh()
+    made = [Learner(MODEL, config, params, temperature=1.0, mesh=mesh, seed=n) for n in (1, 2, 1)]
+    assert made[0]._programs is made[1]._programs
+    first = [jax.tree.leaves(jax.device_get(learner.init(params).params)) for learner in made]
+    one, two, again = (np.concatenate([x.ravel() for x in leaves]) for leaves in first)
+    assert (one != two).any() and (one == again).all()

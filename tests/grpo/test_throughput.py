@@ -17,7 +17,7 @@ from coevolve_jax.loop.collect import Collected
 from coevolve_jax.models.attention import BLOCKS
 from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.planning import topologies
-from coevolve_jax.rollout.utilization import Usage
+from coevolve_jax.rollout.utilization import Usage, serving, slow_note
 from tests.support.grpo_cases import MODEL, init_params, make_learner, samples, trajectory
 
 SPARSE = dataclasses.replace(
@@ -94,11 +94,11 @@ def test_peaks_of_devices_are_those_of_their_topologies():
 
 
 def test_slow_messages_are_told_where_they_are_more_than_one_in_a_hundred():
-    told = timing.serving(Counter(messages=200, slow_retries=3, prefill_tokens=5))
+    told = serving(Counter(messages=200, slow_retries=3, prefill_tokens=5))
     assert told == {"prefill_tokens": 5, "messages": 200, "slow_retries": 3}
-    assert "3 slow messages were sampled anew, for 200 asked for" in timing.slow_note(told)
-    few = timing.serving(Counter(messages=200, slow_retries=2))
-    assert few["slow_retries"] == 2 and not timing.slow_note(few)
-    none = timing.serving(Counter(messages=200))  # Usage drops zeros
-    assert none["slow_retries"] == 0 and not timing.slow_note(none)
-    assert timing.serving(Counter(decode_tokens=1)) == {"decode_tokens": 1} and not timing.slow_note({})
+    assert "3 slow messages were sampled anew, for 200 asked for" in slow_note(told)
+    few = serving(Counter(messages=200, slow_retries=2))
+    assert few["slow_retries"] == 2 and not slow_note(few)
+    none = serving(Counter(messages=200))  # Usage drops zeros
+    assert none["slow_retries"] == 0 and not slow_note(none)
+    assert serving(Counter(decode_tokens=1)) == {"decode_tokens": 1} and not slow_note({})

@@ -116,6 +116,28 @@ def test_the_luck_of_campaigns_is_that_of_the_runs_drawn_again(monkeypatch):
     assert all(math.isnan(x) for row in calibration.selected_luck(unread, 0.025) for x in row[-3:])
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        (
+            [run("slow", 0, 150, salt) for salt in range(4)],
+            ["No cost is of seed 0: ", "Seed 0 tells of no luck"],
+        ),
+        (
+            [run("none", 0, 280), run("slow", 1, 150)],
+            ["Healthy, 1 seeds: ", "No cost is of seed 1: no healthy"],
+        ),
+        ([run("none", 0, 280), run("slow", 0, 150)], ["Healthy, 1 seeds: ", "| `slow` | 1 | 37.5 | 32.5 |"]),
+    ],
+)
+def test_a_seed_without_its_healthy_runs_is_named_and_left_out(runs, says):
+    told = calibration.table(runs, 0.025)
+    assert all(text in told for text in says) and "deviates by" not in told
+    assert ("| fault |" in told) == ("`slow`" in told) and "nan" not in told
+    assert told.endswith(f"Lost trials: 0 of {400 * len(runs)}. Commits: abc.")
+
+
 def test_rows_come_back_as_they_were_written(tmp_path):
     runs = {
         (r.fault, r.seed, r.salt): r for r in (run("slow", 1, 5), run("none", 0, 7, salt=3, fresh=(6, 9)))

@@ -290,6 +290,19 @@ def test_only_a_reference_that_may_spend_more_than_its_batches_is_bounded(settin
     assert found.get("budget.rollouts") == (most if bounded else None)
 
 
+@pytest.mark.parametrize(("own", "others"), [(2, 2), (2, 1), (1, 2), (2, 0)])
+@pytest.mark.parametrize("budget", [0, 4096])
+def test_a_reference_gets_what_the_start_may_spend_where_that_replaces_groups(own, others, budget, tmp_path):
+    again = {"learner.dynamic_sampling": own, "budget.rollouts": budget}
+    c = configs.override(config("slow", versions=2), again)
+    settings = {"learner.dynamic_sampling": others, "budget.rollouts": 0}
+    found = references.changes(written(tmp_path / "given.py", "fault=none", settings), c, None)
+    first = start.without_harness(c)
+    most = budget or c.steps * c.rollout.tasks_per_step * c.rollout.group_size * (1 + own)
+    assert found.get("budget.rollouts", budget) == (most if others > own else budget)
+    assert configs.override(first, found).learner.dynamic_sampling == others
+
+
 def test_a_reference_whose_rollouts_run_ahead_is_taken(over, tmp_path):
     """No run with config.rollout.max_staleness may have a bound on its rollouts, and nobody sets one."""
     ahead = {"rollout.max_staleness": 1}
@@ -519,6 +532,40 @@ def test_a_link_of_the_reading_that_leads_to_another_harness_is_found(ended):
         final.read(ended, [100, 101, 102])
     link.unlink()
     link.symlink_to(right)
+    assert final.differences(ended) == []
+
+
+def test_a_campaign_that_is_reached_through_a_link_is_the_same_one(ended, tmp_path):
+    (tmp_path / "link").symlink_to(ended.campaign.folder.parent)
+    before = final.openings(ended)
+    same = evolution(tmp_path / "link" / "campaign", "slow", versions=2)
+    final.open_test(same, [100, 101, 102], {"date": "today"}, False)  # the same command goes on
+    assert final.openings(ended) == before
+
+
+@pytest.mark.parametrize("name", ["tasks/seed_4321", "runs/selected/seed_100"])
+def test_tasks_and_runs_whose_config_was_changed_are_not_read_and_found_after(name, ended):
+    """A shorter limit of the tasks' evaluations may suit the selected harness alone."""
+    folder = ended.campaign.folder / "final"
+    path = folder / name / "config.json"
+    was = path.read_text()
+    config = json.loads(was)
+    config["evaluation"]["max_length"] = 64
+    path.write_text(json.dumps(config))
+    with pytest.raises(Tampered, match=f"^final/{name}/config.json was changed"):
+        ended.campaign.check()
+    rehash(ended.campaign.folder)
+    ended.campaign.check()  # only the name of its folder tells
+    says = "is not the config that the folder is named by: restore it."
+    assert [s for s in final.differences(ended) if s.endswith(says)] == final.differences(ended) != []
+    with pytest.raises(Tampered, match=re.escape(says)):
+        final.read(ended, [100, 101, 102])
+    final.open_test(ended, [100, 101, 102], {}, False)  # the same command goes on
+    with pytest.raises(Tampered, match=re.escape(says)):  # nor before there is a reading
+        ended.store.held_out(final.TEST_SEED, "test")
+        ended.store.train(final.harnesses(ended)[1].config, [100])
+    path.write_text(was)
+    rehash(ended.campaign.folder)
     assert final.differences(ended) == []
 
 

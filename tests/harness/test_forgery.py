@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from coevolve_jax.harness import campaign
+from coevolve_jax.harness import campaign, evidence
 from coevolve_jax.harness.loop import Evolution
 from coevolve_jax.records.files import read_lines, write_lines
 from tests.harness.support import cut, evolution, files, rehash
@@ -151,3 +151,34 @@ def test_a_link_to_another_run_is_neither_trained_nor_taken(forged, tmp_path):
     with pytest.raises(campaign.Tampered, match="runs/seed_0 leads to .* take it away"):
         forged._train("v001", "evidence")
     assert any("which is no run of v001 with seed 0" in told for told in forged.replay())
+
+
+def test_a_run_of_another_config_than_its_folder_is_named_by_is_found_and_not_gone_on_with(forged):
+    path = forged.versions.runs("v001")[0] / "config.json"
+    was = path.read_text()
+    for section, key, value in (("environment", "eval_split", "test"), ("learner", "learning_rate", 1.0)):
+        config = json.loads(was)
+        config[section][key] = value
+        path.write_text(json.dumps(config))
+        with pytest.raises(campaign.Tampered, match="runs/seed_0/config.json was changed"):
+            forged.run()
+        content = forged.campaign.read("v001", "evidence")
+        content["files"]["seed_0/config.json"] = campaign.sha256(path)
+        forge(forged, "versions/v001/evidence.json", content)
+        forged.campaign.check()  # only the name of the folder tells
+        says = "seed_0/config.json is not the config that the folder is named by: restore it."
+        told = forged.replay()
+        assert told and all(sentence.endswith(says) for sentence in told)
+        with pytest.raises(campaign.Tampered, match="is not the config that the folder is named by"):
+            forged.store.train(forged.versions.config("v001"), [0])
+    path.write_text(json.dumps(json.loads(was) | {"seed": 7}))
+    with pytest.raises(campaign.Tampered, match="is not the config that the folder is named by"):
+        forged.store.train(forged.versions.config("v001"), [0])
+    path.write_text(was)
+
+
+def test_the_policy_of_a_run_is_one_of_the_files_by_which_it_is_judged(tmp_path):
+    weights = tmp_path / "policy" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.touch()
+    assert "policy/model.safetensors" in evidence.files(tmp_path)

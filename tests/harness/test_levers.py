@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coevolve_jax import config as configs
 from coevolve_jax.config import keys
 from coevolve_jax.diagnosis import rewards
-from coevolve_jax.grpo.optimizer import make_optimizer
+from coevolve_jax.grpo.optimizer import learning_rate, make_optimizer
 from coevolve_jax.harness import levers, start
 from coevolve_jax.harness.records import Expectation, Proposal
 from coevolve_jax.harness.templates import templates
@@ -102,6 +102,36 @@ def test_a_number_that_is_switched_on_lies_within_its_bounds(span, on):
     own = configs.override(config("none", bounds=(f"learner.kl_coef={span}",)), {"learner.kl_coef": 0.0})
     moves = levers.table(own)["learner.kl_coef"].moves(own)
     assert moves == ({} if on is None else {"on": {"learner.kl_coef": on}})
+
+
+@pytest.mark.parametrize(("rounds", "budget"), [(0, 0), (2, 0), (2, 4096)])
+def test_a_move_of_the_rounds_leaves_what_the_run_may_spend(rounds, budget):
+    own = configs.override(CONFIG, {"learner.dynamic_sampling": rounds, "budget.rollouts": budget})
+    batch = own.rollout.tasks_per_step * own.rollout.group_size
+    found = TABLE["learner.dynamic_sampling"].moves(own)
+    assert found.keys() == ({"up", "down"} if rounds else {"up"})
+    for changes in found.values():
+        assert changes["budget.rollouts"] == (budget or own.steps * batch * (1 + rounds))
+        made = levers.changed(own, changes)
+        for again in TABLE["learner.dynamic_sampling"].moves(made).values():
+            assert again["budget.rollouts"] == changes["budget.rollouts"]
+
+
+@pytest.mark.parametrize(("schedule", "warm"), [("cosine", 0), ("linear", 6)])
+def test_more_epochs_stretch_the_schedule_and_fewer_shorten_it(schedule, warm):
+    settings = {"learner.schedule": schedule, "learner.warmup_steps": warm, "learner.epochs": 2}
+    own = configs.override(CONFIG, {**settings, "learner.decay_steps": 2 * CONFIG.steps})
+    table = levers.table(own)
+    rates = lambda c: [float(learning_rate(c.learner, 1.0)(i)) for i in range(c.steps * c.learner.epochs)]
+    for move, epochs in (("up", 4), ("down", 1)):
+        made = levers.changed(own, levers.move(table, own, "learner.epochs", move))
+        assert made.learner.epochs == epochs and made.learner.decay_steps == epochs * CONFIG.steps
+        assert made.learner.warmup_steps == warm * epochs // 2
+        more, fewer = (rates(c) for c in ((made, own) if move == "up" else (own, made)))
+        rise = min(own.learner.warmup_steps, made.learner.warmup_steps)
+        assert more[::2][rise:] == pytest.approx(fewer[rise:], rel=1e-4) and fewer[-1] > 0
+    constant = configs.override(CONFIG, {"learner.warmup_steps": warm})
+    assert TABLE["learner.epochs"].moves(constant) == {"up": {"learner.epochs": 2}}
 
 
 def test_a_schedule_comes_down_by_the_end_and_keeps_the_optimiser_that_a_fork_needs():

@@ -1,12 +1,16 @@
 """Sentences on a version that trains, from made-up files of its runs."""
 
+import itertools
 import json
 import time
+
+import pytest
 
 from coevolve_jax.analysis import live
 from coevolve_jax.analysis.campaign_view import campaign_view
 from coevolve_jax.harness import progress
 from coevolve_jax.harness.records import Expectation
+from coevolve_jax.harness.smoke import FIRST
 from coevolve_jax.testing.campaign import train_made_up
 from tests.harness.support import evolution
 
@@ -50,6 +54,25 @@ def test_a_sentence_names_steps_target_and_hours_left(tmp_path):
     assert (
         "kl_last is " in text and "in its parent, expected up" in text and "of the campaign at most." in text
     )
+
+
+def test_the_hours_of_the_campaign_at_most_are_no_fewer_while_the_first_steps_run(tmp_path):
+    told = []
+
+    def launch(jobs, side_by_side):
+        done = train_made_up(jobs, side_by_side)
+        if jobs[0].start and jobs[0].config.learner.learning_rate > 2e-5:
+            told.append(progress.training(found.campaign))
+        return done
+
+    found = evolution(tmp_path / "campaign", "slow", launch, versions=3)
+    found.run()
+    steps = found.campaign.plan()["config"]["steps"]
+    smoke, training = next((a, b) for a, b in itertools.pairwise(told) if a.version == b.version)
+    assert (smoke.steps, smoke.hours, dict(smoke.done)) == (FIRST, 0, {0: FIRST})
+    # A made-up step takes two seconds: 2 seeds of this version, and of those that may follow.
+    left = (2 * steps * (3 - int(smoke.version[1:]) + 1) - FIRST) * 2 / 3600
+    assert smoke.all_hours == pytest.approx(left) and smoke.all_hours > training.all_hours
 
 
 def test_the_page_shows_the_runs_under_way(tmp_path):

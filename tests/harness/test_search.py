@@ -47,3 +47,13 @@ def test_a_design_whose_levers_grow_repeats_no_config():
     growing = lambda number: {f"d{i}": (f"double(errors) * {i}.0", True) for i in range(number)}
     made = proposed(config(levers=("learner.learning_rate", "reward.terms"), versions=10), growing)
     assert len({config_id(c) for c in made}) == len(made) > 6
+
+
+def test_levers_that_write_one_key_are_moved_one_at_a_time():
+    c = config(levers=("learner.epochs", "learner.warmup_steps", "learner.schedule"), versions=12)
+    own = {"learner.warmup_steps": 6, "learner.schedule": "cosine", "learner.decay_steps": c.steps}
+    made = proposed(configs.override(c, own))[1:]
+    pairs = {(m.learner.epochs, m.learner.warmup_steps, m.learner.decay_steps / c.steps) for m in made}
+    assert {epochs for epochs, *_ in pairs} == {1, 2}
+    assert all((warm, end) == (12, 2) for epochs, warm, end in pairs if epochs == 2)
+    assert {"linear"} < {m.learner.schedule for m in made if m.learner.epochs == 2} | {"linear", "cosine"}

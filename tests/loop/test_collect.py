@@ -140,6 +140,20 @@ def test_truncated_rollouts_leave_the_loss_and_stay_in_the_means():
         assert len(grpo_samples(settings(overlong_filtering=True), [group], FilterState())[0]) == kept
 
 
+def test_a_group_of_truncated_rollouts_is_replaced_as_one_without_spread_is():
+    class Cut(MadeUpRewards):
+        def rollout_groups(self, *args, **how):
+            return [replace_stops(g, ("token_limit",) * 2) for g in super().rollout_groups(*args, **how)]
+
+    agent, plain = Cut(), Cut()
+    groups = collect(agent, pool(60), 4, dynamic_sampling=2, overlong_filtering=True)
+    assert len(agent.rolled) == 3 and alive(groups)
+    collect(plain, pool(60), 4, dynamic_sampling=2)
+    assert len(plain.rolled[1]) < 6  # those with spread stayed
+    on = settings(group_filter=True, overlong_filtering=True)
+    assert grpo_samples(on, groups, FilterState()) == ([], FilterState())
+
+
 def replace_stops(group, stops):
     made = [dataclasses.replace(t, stop=stop) for t, stop in zip(group.trajectories, stops, strict=True)]
     return dataclasses.replace(group, trajectories=tuple(made))

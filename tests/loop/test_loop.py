@@ -183,7 +183,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(hf_io, "save", lambda folder, config, params, dtype: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
-        m.setattr(training, "versions", lambda *others: {})
+        m.setattr(training.inputs, "versions", lambda *others: {})
         m.setattr(os, "fsync", lambda descriptor: None)  # no kill here takes the machine with it
         try:
             end = training.train(config, workdir, until)

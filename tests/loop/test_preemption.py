@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from coevolve_jax import preemption
+from coevolve_jax.config import command_line
 from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.run import Run
 from coevolve_jax.records.workdir import fork
@@ -199,17 +200,18 @@ def test_a_request_that_python_drops_is_heeded_at_the_end_without_a_word():
             75,
             "Asked to end: every finished step is saved, and the same command goes on.",
         ),
-        (KeyboardInterrupt(), 130, "Interrupted: the same command goes on from what is saved."),
+        (KeyboardInterrupt(), 130, "Interrupted: nothing is written."),
     ],
 )
 def test_a_program_ends_in_one_sentence(ended_by, status, said, capsys):
-    with pytest.raises(SystemExit) as ended, preemption.exits(OSError):
+    ends = command_line.exits(OSError, interrupted="nothing is written.")
+    with pytest.raises(SystemExit) as ended, ends:
         raise ended_by
     assert ended.value.code == status and capsys.readouterr().err.strip() == said
 
 
 def test_an_error_that_is_not_written_for_a_user_keeps_its_traceback():
-    with pytest.raises(KeyError), preemption.exits(OSError):
+    with pytest.raises(KeyError), command_line.exits(OSError):
         raise KeyError("a mistake of ours")
 
 

@@ -17,7 +17,7 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax import train as training
 from coevolve_jax.analysis.loading import load_run
-from coevolve_jax.comparison import plan
+from coevolve_jax.comparison import plan_file
 from coevolve_jax.harness.campaign import Campaign
 from coevolve_jax.loop import initial
 from coevolve_jax.loop.initial import explore, tasks_from_file
@@ -390,10 +390,15 @@ def test_d0_is_made_under_a_guard_of_the_held_out_tasks(monkeypatch, tmp_path):
     assert guards[:2] == [(None, "evaluation"), (held_out, None)]
 
 
-def test_held_out_tasks_that_are_none_are_named(tmp_path):
-    (tmp_path / "held_out.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="held_out.jsonl holds a line that is no task"):
-        build.held_out_tasks(tmp_path)
+def test_held_out_tasks_that_are_none_or_repeat_an_id_are_named(whole, tmp_path):
+    one, *_ = (whole / "held_out.jsonl").read_text().splitlines(keepends=True)
+    for text, why in (
+        ("{}\n", "1 of .*held_out.jsonl is no task"),
+        (2 * one, "2 of .* has the id held_out-0"),
+    ):
+        (tmp_path / "held_out.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=f"Line {why}"):
+            initial.read_held_out(tmp_path)
 
 
 def test_a_fork_that_was_interrupted_left_nothing_that_could_be_trained(whole, tmp_path, monkeypatch):
@@ -434,7 +439,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     assert told == (
         f"{tmp_path / 'run'} lies on a file system without locks: start no second process that writes there."
     )
-    with plan.claimed(tmp_path, 0, 1), Campaign(tmp_path).claimed():
+    with plan_file.claimed(tmp_path, 0, 1), Campaign(tmp_path).claimed():
         pass  # comparisons and campaigns go on there
 
 

@@ -1,9 +1,11 @@
 """Chat formats of ChatML, Llama 3 and Qwen3, on small tokenizers with templates of their structure."""
 
+import importlib.util
 import json
 import re
 import shutil
 import string
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +100,22 @@ HYBRID = """{%- if tools %}{{ '<|im_start|>system\\nUse <tool_call></tool_call>.
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+# XML within the tags of Qwen's JSON. A message's opening depends on whether it is still to come.
+XML = """{%- if tools %}{{ '<|im_start|>system\\nUse <tool_call></tool_call>.' }}
+{%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' + m.content }}
+    {%- for call in m.tool_calls or [] %}
+        {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for name, value in call.function.arguments.items() %}
+            {{- '<parameter=' + name + '>\\n' + value | string + '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -206,6 +224,44 @@ def test_a_call_has_the_tokens_that_the_template_writes_for_it(exact):
     encode = lambda text: exact._tokenizer.encode(text, add_special_tokens=False)
     ids = exact.prompt(bfcl.tools(TASK), "Go.") + exact.message(CALLS[:1])
     assert encode(text)[: len(ids)] == ids
+
+
+@pytest.mark.parametrize(
+    "name, calls",
+    [
+        ("qwen2_5", "json"),
+        ("qwen3", "json"),
+        ("qwen3_instruct_2507", "json"),
+        ("llama3_1", "llama3"),
+        ("llama3_2", "llama3"),
+        ("qwen3_5_think", None),
+        ("qwen3_6", None),
+        ("lfm2_2_5", None),
+    ],
+)
+def test_a_published_template_is_used_only_where_its_own_calls_read_back(name, calls):
+    trl = importlib.util.find_spec("trl")
+    if trl is None:
+        pytest.skip("needs TRL, which holds the templates of published models")
+    template = (Path(trl.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    llama = name.startswith("llama")
+    chat = Chat(make(LLAMA_TOKENS if llama else CHATML_TOKENS, template, [] if llama else TAGS))
+    made = [{"type": "function", "function": {"name": "mv", "arguments": CALLS[0].arguments}}]
+    whole = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "", "tool_calls": made}]
+    text = chat._tokenizer.apply_chat_template(whole, tools=bfcl.tools(TASK), tokenize=False)
+    said = text.rpartition(f"assistant{'<|end_header_id|>' if llama else ''}\n")[2].lstrip("\n")
+    ids = chat._tokenizer.encode(said.removesuffix("\n"), add_special_tokens=False)
+    if calls:
+        assert [p.call for p in chat.writing(calls).parse(ids)] == CALLS[:1]
+        for other in {"json", "llama3"} - {calls}:
+            with pytest.raises(ValueError, match=f"a/model asks for calls of the format '{calls}'"):
+                chat.writing(other)
+        return
+    assert not any(p.call for written in WRITINGS.values() for p in written.parse(said))
+    for written in ("json", "llama3"):
+        with pytest.raises(ValueError, match="a/model writes a call as '.*probe.*, which is no format of"):
+            chat.writing(written)
+    assert chat.writing("python").message([Call("execute", {"code": "1"})])
 
 
 def test_the_end_of_a_turn_is_the_templates(chat):
@@ -424,10 +480,10 @@ def test_a_tag_of_thoughts_within_a_call_is_text(tag):
         wanted = Call("execute", {"code": f"print('{tag}')"}) if name == "python" else call
         writing = WRITINGS[name]
         assert [p.call for p in writing.parse(spoken(text, writing.block))] == [wanted]
-        if name != "llama3":  # its calls begin the message
-            assert [
-                p.call for p in writing.parse(spoken(f"<think>no</think> Yes: {text}", writing.block))
-            ] == [wanted]
+        words = "" if name == "llama3" else "Yes: "  # Llama's calls begin the message
+        for thoughts in ("<think>no</think>\n\n", "no</think>", "<think>a</think> <think>b</think>"):
+            said = spoken(thoughts + words + text, writing.block)
+            assert [p.call for p in writing.parse(said)] == [wanted]
 
 
 @pytest.mark.parametrize("other", ["parameters", "args", "argument"])
@@ -559,6 +615,8 @@ def test_a_saved_tokenizer_carries_our_template(tmp_path):
             "the format 'llama3': set",
         ),
         (CHATML_TOKENS, CHATML, "llama3", "the format 'json': set"),
+        (CHATML_TOKENS, XML, "json", r"a call as '<tool_call>\\n<function=probe>.*: use a model whose"),
+        (CHATML_TOKENS, XML, "llama3", "is no format of config.rollout.tool_call_format: use a model whose"),
         (
             [*CHATML_TOKENS, "[/INST]"],
             "{% for m in messages %}{{ m.content }}[/INST]{% endfor %}",
@@ -636,15 +694,27 @@ def test_other_programs_end_a_saved_policys_messages_where_training_and_the_base
     chat, own, base, tmp_path
 ):
     settings = {"temperature": 0.6, **({"eos_token_id": base} if base else {})}
-    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     config = SimpleNamespace(eos_token_id=own)
-    policy = build.Policy(config, None, chat._tokenizer, chat, str(tmp_path))
+    policy = build.Policy(config, None, chat._tokenizer, chat, str(tmp_path), settings)
     policy.save_words(tmp_path / "policy")
     read = transformers.GenerationConfig.from_pretrained(tmp_path / "policy")
     owned = own if isinstance(own, tuple) else () if own is None else (own,)
     theirs = base if isinstance(base, list) else [base]
     assert (read.temperature, set(read.eos_token_id)) == (0.6, {*owned, *theirs, *chat.stop_ids})
     assert load_tokenizer(tmp_path / "policy").chat_template == chat._tokenizer.chat_template
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "null", '{"eos_token_id": ["</s>"]}', '{"eos_token_id": {}}'])
+def test_settings_that_a_saved_policy_cannot_carry_are_refused_when_the_model_is_read(text, tmp_path):
+    model = folder_with(CHATML, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [1, 2]}')
+    policy = build.policy(model)
+    policy.save_words(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved["temperature"] == 0.6 and {1, 2, *policy.chat.stop_ids} <= {*saved["eos_token_id"]}
+    (model / "generation_config.json").write_text(text)
+    with pytest.raises(ValueError, match="model/generation_config.json holds no JSON object .* restore it"):
+        build.policy(model)
 
 
 # ---- Commands ------------------------------------------------------------------------------------------

@@ -301,10 +301,19 @@ def test_trajectories_hold_exactly_what_was_sampled(policy, env_pool):
     assert "Move it" in policy.chat.decode(t.ids[t.turn_starts[1] :])
 
 
-def test_malformed_calls_come_back_as_tool_errors_and_can_be_mended(policy, env_pool):
-    t, _ = play(policy, env_pool, ["<tool_call>\nmkdir('archive')\n</tool_call>", *RIGHT])
+@pytest.mark.parametrize(
+    "body, why",
+    [
+        ("mkdir('archive')", "JSONDecodeError"),
+        ('["mkdir"]', 'needs {"name": string, "arguments": object}'),
+        ('{"name": "mkdir", "arguments": []}', "arguments is not an object"),
+    ],
+)
+def test_malformed_calls_come_back_as_tool_errors_and_can_be_mended(policy, env_pool, body, why):
+    t, _ = play(policy, env_pool, [f"<tool_call>\n{body}\n</tool_call>", *RIGHT])
     assert t.outcome.success and [s.error for s in t.steps] == [True, False, False]
-    assert t.steps[0].call is None and "malformed tool call" in policy.chat.decode(t.ids)
+    assert t.steps[0].call is None and t.steps[0].observation in policy.chat.decode(t.ids)
+    assert json.loads(t.steps[0].observation) == {"error": f"malformed tool call: {why}"}
 
 
 def test_a_malformed_call_that_ends_the_turn_is_recorded_and_gets_no_answer(policy, env_pool):

@@ -55,6 +55,25 @@ def test_a_parent_with_the_most_calls_has_only_variants_that_are_no_longer():
     assert {c.signal for c in lab.contexts} == {"other_arguments", "other_scene"}
 
 
+@pytest.mark.parametrize("name", ["eva", "webrl"])
+def test_another_scene_is_one_that_offers_the_tools_of_the_task_and_without_one_there_is_no_variant(name):
+    class Uneven(Lab):
+        def offered(self, scenario):
+            return self.tools[scenario.id]
+
+    everything, one = frozenset({"tool_0", "tool_1"}), frozenset({"tool_0"})
+    for tools, chosen in (((one, everything, one), {"scenario_1"}), ((one, one, one), set())):
+        config = config_of(name)
+        tasks = a_pool(*(a_task(f"t{i}", "tool_0", "tool_1") for i in range(3)))
+        strategy, lab = build.strategy(config), Uneven(config, tasks)
+        lab.tools = {f"scenario_{i}": offered for i, offered in enumerate(tools)}
+        strategy.observe(4, [a_group(t, 1, 0, 0) for t in tasks])
+        tasks.record({t.id: 0.3 for t in tasks})
+        strategy.evolve(4, lab)
+        assert {c.task.id for c in lab.contexts if c.signal == "other_scene"} == chosen
+        assert "other_arguments" in {c.signal for c in lab.contexts}
+
+
 def test_a_parent_with_the_most_turns_has_no_variant_with_one_more():
     for name, most, more in (("eva", 2, False), ("eva", 3, True), ("webrl", 2, False), ("webrl", 3, True)):
         config = config_of(name, **{"data.max_turns": most})

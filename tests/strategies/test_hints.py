@@ -363,6 +363,30 @@ def test_a_skill_that_paid_is_offered_at_evaluation_and_stands_for_calls_of_both
     assert strategy.help(asking("o", "Drink it.", "sip"), 0) is None
 
 
+def test_skills_of_one_name_are_each_found_by_the_words_of_their_task():
+    def chain(query, *values):
+        turn = Turn(query, tuple(Call(name, {"x": x}) for name, x in zip("fg", values, strict=True)))
+        first, second = (dataclasses.replace(a_task(query + part, "f", "g"), turns=(turn,)) for part in "12")
+        used = [dataclasses.replace(s, macro="f_then_g") for s in a_rollout(second, 0, True).steps]
+        return Group(first, (a_rollout(first, 0, True),)), Group(second, (a_rollout(second, 0, True, used),))
+
+    strategy = build.strategy(config_of("sage"))
+    strategy._chains = [chain("Book the room.", 0, 1), chain("Pay the bill.", 0, 0)]
+    strategy.observe(0, [])
+    strategy.observe(1, [])  # what paid again is kept once
+    strategy = again(strategy, config_of("sage"))
+    assert len(strategy.to_json()["skills"]) == 2
+    for query, parameters in (("Book the room.", ("x", "x_2")), ("Pay the bill.", ("x",))):
+        (macro,) = strategy.help(asking("o", query, "f"), 0).macros
+        assert (macro.name, macro.parameters) == ("f_then_g", parameters)
+
+
+def test_macros_of_other_calls_have_other_names_also_where_these_are_long():
+    calls = [Call("a_name_of_some_length", {})] * 3
+    names = {hints.macro_of([*calls, Call(last, {})]).name for last in ("f", "g", "h")}
+    assert len(names) == 3 and {len(name) for name in names} == {64}
+
+
 @given(
     st.lists(st.dictionaries(st.sampled_from("ab"), st.sampled_from(["v", "w", 1, True, None]), min_size=1))
 )

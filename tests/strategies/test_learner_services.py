@@ -125,10 +125,10 @@ def test_dugrpo_divides_by_the_deviation_of_the_document_and_the_mean_of_all_tha
     stds = [0.1, 0.0, 0.1]
     expected = [d / (std + 0.1 + 1e-6) for std, pair in zip(stds, (0.1, 0.0, 0.1)) for d in (pair, -pair)]
     expected[4:] = expected[5], expected[4]
-    np.testing.assert_allclose(infuser.advantages(scores, 2), expected)
-    assert not infuser.advantages([0.2] * 4, 2).any()
+    np.testing.assert_allclose(infuser.advantages(scores, [7, 7, 3, 3, 5, 5]), expected)
+    assert not infuser.advantages([0.2] * 4, [0, 0, 1, 1]).any()
     # A document without a draft costs a proposer nothing among documents without influence.
-    assert not infuser.advantages([0.0] * 4, 4).any()
+    assert not infuser.advantages([0.0] * 4, [0] * 4).any()
 
 
 def test_infusers_other_reward_wants_tasks_that_half_of_the_rollouts_solve():

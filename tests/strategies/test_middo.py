@@ -3,9 +3,12 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from coevolve_jax import build
 from coevolve_jax.strategies import middo
+from coevolve_jax.synthesis.lineage import from_file
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Lineage
 from tests.support.method_cases import Lab, Rolls, a_group, a_pool, a_task, again, config_of
 
@@ -125,6 +128,32 @@ def test_only_its_own_variants_replace_a_task():
         child = dataclasses.replace(a_task("child", "tool_0"), lineage=lineage)
         tasks = a_pool(a_task("t0", "tool_0", "tool_1"), a_task("t1", "tool_2"), child)
         assert middo.in_use(tasks).tolist() == [weight, 1, 1]
+
+
+def test_tasks_of_another_runs_file_replace_none_of_the_tasks_that_have_its_ids_now():
+    born = Lineage("signal", step=9, parent="initial-0-3", context="middo/9/initial-0-3/easier")
+    tasks = a_pool(*(a_task(f"initial-0-{i}", "tool_0", "tool_1") for i in range(5)))
+    tasks.add([dataclasses.replace(a_task("initial-0-5", "tool_0"), lineage=from_file(born))])
+    assert build.strategy(config_of("middo")).weights(tasks).tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_full_training_set_is_counted_as_such_and_costs_no_question(room):
+    class Asked(Lab):
+        def ask(self, role, questions, *, reader=""):
+            self.questions += len(questions)
+            return super().ask(role, questions, reader=reader)
+
+    for name in ("middo", "eva"):
+        config = config_of(name, **{"evolution.tasks": 4}, **({"lonely": 1.0} if name == "middo" else {}))
+        tasks = TaskPool(10 + room)
+        assert not any(tasks.add([a_task(f"t{i}", *NAMES) for i in range(10)]))
+        strategy, lab = build.strategy(config), Asked(config, tasks)
+        lab.questions = 0
+        strategy.observe(4, [a_group(t, t.id != "t0", 1, 0) for t in tasks])
+        stats = strategy.evolve(4, lab)
+        assert (stats.added, stats.refused) == (room, {"pool_full": 4 - room}), name
+        assert bool(lab.questions) == (name == "middo" and room > 0) and len(lab.contexts) <= room
 
 
 def test_a_task_at_the_least_number_of_calls_stays():

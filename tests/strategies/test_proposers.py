@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ class Lab(MadeUpLab):
     def synthesize(self, contexts, *, into=None, rng, kind, step, **how):
         new = []
         for i, c in enumerate(contexts):
-            count, id = c.calls[0], f"{kind}-{step}-{i}"
+            count, id = (c.calls or (4,))[0], f"{kind}-{step}-{i}"
             names = [0] * count if count in self.alike else rng.integers(8, size=count)
             calls = tuple(Call(f"tool_{n}", {"x": int(rng.integers(1000))}) for n in names)
             line = Lineage(kind, c.signal, c.task.id, c.id, step=step)
@@ -111,6 +112,43 @@ def test_each_setting_is_paired_with_its_own_draft():
     drafts, made = propose(lab, asked, "mine", step=3, rng=np.random.default_rng(0))
     assert [t and len(t.calls) for t in drafts] == [6, None, 4, None, 6] and made.added == 3
     assert len(lab.tasks) == 1
+
+
+class Lossy(Lab):
+    """Half of the rollouts of every draft succeed, and the infrastructure loses all of drafts of 5 calls."""
+
+    def probe(self, tasks, k, step):
+        def lost(group):
+            gone = Outcome(0.0, False, valid=False)
+            made = (dataclasses.replace(t, outcome=gone, stop="environment") for t in group.trajectories)
+            return Group(group.task, tuple(made)) if len(group.task.calls) == 5 else group
+
+        return [lost(solved(task, k // 2, k)) for task in tasks]
+
+    def influence(self, goal, groups, *, preconditioned=True):
+        assert all(g.valid for g in groups)
+        return [0.5] * len(groups)
+
+
+@pytest.mark.parametrize(
+    "name, own",
+    [
+        ("agent0", {"diversity": 0.0, "tool_bonus": 0.0}),
+        ("dr_zero", {"hops": (4, 5, 6), "hop_shares": (1, 1, 1), "baseline": "batch"}),
+        ("seif", {}),
+        ("infuser", {"reward": "variance"}),
+        ("infuser", {}),
+    ],
+)
+def test_a_draft_whose_rollouts_are_all_lost_teaches_nothing_and_is_not_adopted(name, own):
+    config = config_of(name, kl_coef=0.0, **own)
+    strategy, lab = build.strategy(config), Lossy(config, None)
+    for step in range(3):
+        strategy.evolve(step, lab)
+    drafts = Counter(len(t.calls) for t in lab.drafts)
+    adopted = Counter(len(t.calls) for t in lab.tasks if t.lineage.kind == "signal")
+    assert drafts[5] and adopted[4] and adopted[6] and not adopted[5]
+    assert not any(logit for values in strategy.to_json()["knobs"].values() for _, logit in values)
 
 
 # Agent0: 4 calls are solved always, 5 half the time, 6 half the time by drafts that are all alike
@@ -264,10 +302,6 @@ def test_seif_pays_the_two_in_opposite_ways():
     partly = ended(task, (False, "", 0.25), (False, "", 0.5))
     earned = lambda group: seif.instructed(seif.met(group))
     assert (earned(nothing), seif.instructed([]), earned(partly)) == (1.0, 0.0, 0.625)
-    lost = Group(
-        task, tuple(dataclasses.replace(t, outcome=Outcome(0.0, False, False)) for t in nothing.trajectories)
-    )
-    assert earned(lost) == 0.0  # nobody answered
     assert seif.met(partly) == [0.25, 0.5] and seif.met(solved(task, 1, 2)) == [1.0, 0.0]
     learned = {}
     for name in ("seif", "static"):

@@ -121,6 +121,26 @@ def test_the_synthesiser_learns_which_operator_divides_the_rollouts():
     assert all(t.calls[0].name in ("tool_0", "tool_1") for t in new)
 
 
+def test_a_variant_whose_rollouts_are_all_lost_teaches_nothing():
+    class Lossy(MadeUpLab):
+        def probe(self, tasks, k, step):
+            def lost(group):
+                gone = Outcome(0.0, False, valid=False)
+                rollouts = (dataclasses.replace(t, outcome=gone) for t in group.trajectories)
+                return dataclasses.replace(group, trajectories=tuple(rollouts))
+
+            return [lost(group(t, k // 2, k)) for t in tasks]
+
+    operators = {"data.min_calls": 1, "data.max_calls": 9, "data.max_turns": 9, "strategy.kl_coef": 0.0}
+    config = settings_of("ttcs", **QUERIES, **operators, **{"evolution.every": 1, "steps": 99})
+    strategy, tasks = build.strategy(config), TaskPool()
+    tasks.add([query(1)])
+    strategy.observe(0, [group(query(1), 5)])
+    assert strategy.evolve(1, Lossy(config, tasks)).added == 0
+    shares = [logit for _, logit in strategy.to_json()["knobs"]["operator"]]
+    assert shares == [0.0] * len(ttcs.OPERATORS)
+
+
 def test_a_variant_is_made_of_a_query_and_of_no_other_variant():
     strategy, variant = strategy_of(), made_up_task("signal-3-0", np.random.default_rng(0), "signal")
     strategy.observe(0, [group(query(1), 5), group(variant, 5)])

@@ -1,6 +1,7 @@
 """WebRL: the critic lets in what is within reach, and replay what is neither strange nor known by heart."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -154,6 +155,29 @@ def test_a_task_known_by_heart_leaves_the_replay():
     assert visits([0.7], [0.99, 0.8]) == (1, 1, 1)
     assert visits([0.7], [0.3]) == (0, 1, 1)  # strange ones do not show that it is known
     assert visits([0.7], [0.99], won=False) == (0, 1, 1)  # nor do failures
+
+
+@pytest.mark.parametrize(
+    "name, key, value",
+    [
+        ("webrl", "critic_rate", 0.0),
+        ("webrl", "critic_rate", -0.3),
+        ("webrl", "replay_weight", -1.0),
+        ("agent0", "uncertainty", -1.0),
+        ("agent0", "diversity", -1.0),
+        ("agent0", "tool_bonus", -0.1),
+        ("evolver", "merge_from", 0.0),
+        ("evolver", "merge_from", 1.5),
+        ("sec", "arms", ""),
+        ("sec", "arms", "calls,"),
+        ("weakest", "category", ""),
+        ("dr_zero", "hops", ()),
+    ],
+)
+def test_settings_that_turn_a_method_off_or_round_are_refused(name, key, value):
+    more = {"hop_shares": ()} if key == "hops" else {}
+    with pytest.raises(ValueError, match=rf"^config\.strategy\.{key} is {re.escape(repr(value))}: it must "):
+        build.strategy(config_of(name, **{key: value}, **more))
 
 
 def test_settings_that_cannot_be_are_refused():

@@ -113,11 +113,7 @@ class Lamplighter:
                 f"{e.signal.kind}/{e.signal.step}/{e.task.id}/{e.signal.rollout_index}",
                 e.signal.kind,
                 e.task,
-                "",
-                "",
-                "",
-                e.trajectory.actions,
-                (),
+                focus_pattern=e.trajectory.actions,
             )
             for e in evidence
         ]

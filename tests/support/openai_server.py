@@ -246,7 +246,7 @@ class Model:
     def explore(self, system, user, rng):
         focus = re.search(r"Tools in focus: (.*)", user)
         focus = tuple(focus[1].split(", ")) if focus else ()
-        context = Context("c", "oracle" if focus else None, Task("s", "bfcl", {}), "", "", "", focus, ())
+        context = Context("c", "oracle" if focus else None, Task("s", "bfcl", {}), focus_pattern=focus)
         history = tuple(
             Triplet(i, 0, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed"))))
             for i, r in enumerate(steps(user))
@@ -269,7 +269,7 @@ class Model:
         focus, must = (
             named(re.search(f"{w}: (.*)", user)) for w in ("Prefer tasks with", "Every task must use")
         )
-        context = Context("c", "oracle", Task("s", "bfcl", {}), "", "", "", focus, (), must)
+        context = Context("c", "oracle", Task("s", "bfcl", {}), focus_pattern=focus, must=must)
         exploration = Exploration(context, schemas(system), triplets, rng)
         limits = Limits(int(re.search(r"Make up to (\d+)", user)[1]))
         goals = abstractor.propose_goals(exploration, limits, BFCL.action_pattern)

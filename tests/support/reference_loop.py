@@ -368,9 +368,7 @@ class Loop:
             missing, contexts = wanted - total["added"], []
             for n, i in enumerate(rng.choice(len(scenarios), min(32, max(4, missing)))):
                 id = f"{kind}-{step}-context-{total['contexts'] + n}"
-                contexts.append(
-                    Context(id, None, scenarios[i], "Free exploration of the scenario.", "", "", (), ())
-                )
+                contexts.append(Context(id, None, scenarios[i], "Free exploration of the scenario."))
             stats = self.grow(pool, contexts, missing, kind, step, total["proposed"], rng)
             total += stats
             in_vain = 0 if stats["added"] else in_vain + 1

@@ -14,7 +14,7 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.envs.base import features
 from coevolve_jax.loop.initial import leak_guard
-from coevolve_jax.synthesis.leakage import LeakGuard, histogram
+from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.similarity import (
     Containment,
     CountCosines,
@@ -49,13 +49,14 @@ def random_task(name, rng):
 
 EVALUATION = [random_task(f"e{i}", np.random.default_rng([0, i])) for i in range(60)]
 GUARD = LeakGuard(EVALUATION)
+COSINES = CountCosines(EVALUATION, features)
 
 
 def test_an_identical_task_has_similarity_one_and_is_refused():
     for one in EVALUATION[:10]:
         copy = dataclasses.replace(one, id="copy")
         assert GUARD.nearest(copy) == ("calls", 1.0, one.id)
-        assert GUARD.similarities(copy)[EVALUATION.index(one)] == pytest.approx(1.0, abs=1e-6)
+        assert COSINES(copy)[EVALUATION.index(one)] == pytest.approx(1.0, abs=1e-6)
         assert GUARD.check(one) == "near_evaluation"
 
 
@@ -64,7 +65,7 @@ def test_the_same_calls_in_other_words_and_turns_are_refused():
     calls = one.turns[0].calls
     turns = (Turn("Please be so kind.", calls[:1]), Turn("And now something else entirely!", calls[1:]))
     other = dataclasses.replace(one, id="other", turns=turns, scenario={"other": 1})
-    assert GUARD.similarities(other).max() < 0.9  # the threshold by default
+    assert COSINES(other).max() < 0.9  # the threshold by default
     assert GUARD.check(other) == "near_evaluation"
 
 
@@ -89,16 +90,17 @@ def test_a_threshold_of_one_refuses_every_query_of_an_evaluation_task():
 
 
 def test_the_same_tools_with_other_values_are_far_below_the_threshold():
-    guard = LeakGuard([*EVALUATION, task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))])
+    evaluation = [*EVALUATION, task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))]
     other = task("x", ("cd", "pictures"), ("mv", "cat.png"), ("grep", "budget"))
-    assert guard.similarities(other)[-1] < 0.5
-    assert guard.check(other) is None
+    assert CountCosines(evaluation, features)(other)[-1] < 0.5
+    assert LeakGuard(evaluation).check(other) is None
 
 
 def test_a_copy_with_one_small_change_lies_between():
-    guard = LeakGuard([*EVALUATION, task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))])
-    near = guard.similarities(task("x", ("cd", "docs"), ("mv", "note.txt"), ("grep", "warning")))[-1]
-    far = guard.similarities(task("x", ("cd", "pictures"), ("mv", "cat.png"), ("grep", "budget")))[-1]
+    mine = task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))
+    cosines = CountCosines([*EVALUATION, mine], features)
+    near = cosines(task("x", ("cd", "docs"), ("mv", "note.txt"), ("grep", "warning")))[-1]
+    far = cosines(task("x", ("cd", "pictures"), ("mv", "cat.png"), ("grep", "budget")))[-1]
     assert far + 0.2 < near < 1.0
 
 
@@ -125,8 +127,8 @@ def test_shared_wording_weighs_little():
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_bounded_and_symmetric(a, b):
     one, two = random_task("one", np.random.default_rng(a)), random_task("two", np.random.default_rng(b))
-    guard = LeakGuard([one, two])
-    similarities = guard.similarities(one), guard.similarities(two)
+    cosines = CountCosines([one, two], features)
+    similarities = cosines(one), cosines(two)
     assert all((0 <= s).all() and (s <= 1).all() for s in similarities)
     assert similarities[0][1] == pytest.approx(similarities[1][0], abs=1e-6)
     assert similarities[0][0] == pytest.approx(1.0, abs=1e-6)
@@ -139,7 +141,7 @@ def test_cosine_equals_the_formula():
     counts = np.array([1, 2, 1, 1, 1, 1, 1, 1, 1])
     dot = np.sum(counts**2) * shared**2
     expected = dot / (dot + 2 * own**2)
-    assert LeakGuard([a, b]).similarities(a)[1] == pytest.approx(expected, abs=1e-6)
+    assert CountCosines([a, b], features)(a)[1] == pytest.approx(expected, abs=1e-6)
 
 
 def test_no_evaluation_tasks_and_scenarios_without_calls():
@@ -223,7 +225,7 @@ def test_sparse_equals_dense_to_the_last_bit(seed, evaluated, more, compared):
     for one in (*evaluation[:3], *corpus[:3], *(random_task("new", rng) for _ in range(5)), *strangers):
         assert np.array_equal(cosines(one), dense(one))
         expected = alone(one)
-        assert np.array_equal(guard.similarities(one), expected)
+        assert np.array_equal(CountCosines(evaluation, compared)(one), expected)
         same_calls = any(one.calls == t.calls for t in evaluation if t.calls)
         if not same_calls:
             nearest = evaluation[int(np.argmax(expected))].id
@@ -528,11 +530,3 @@ def test_what_a_config_cannot_ask_of_further_measures():
             configs.check(configs.override(config, values))
     asked = {"data.leak_embedding": "math.sqrt", "data.leak_embedding_threshold": 0.9}
     configs.check(configs.override(config, asked))
-
-
-def test_histogram():
-    assert histogram([0.0, 0.05, 0.5, 0.99, 1.0], bins=10) == {
-        "edges": pytest.approx([i / 10 for i in range(11)]),
-        "counts": [2, 0, 0, 0, 0, 1, 0, 0, 0, 2],
-    }
-    assert histogram([], bins=2)["counts"] == [0, 0]

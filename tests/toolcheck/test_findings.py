@@ -182,6 +182,48 @@ def test_a_tool_that_never_succeeded_is_not_fit_to_train_on():
     assert fit.what == "Fit to train on are 1 of 3 tools." and fit.remedy.endswith("tools=ls")
 
 
+def test_many_tasks_that_pass_with_another_argument_are_told_by_their_tools():
+    about = "tasks pass with another argument"
+    loose = Counter(is_poor=3, set_day=1)
+    assert told(about) == [] and told(about, swapped=41, loose=loose) == []
+    ((stops, what),) = told(about, swapped=40, loose=loose)
+    assert what.startswith(f"4 of 40 {about}: is_poor in 3, set_day in 1.") and not stops
+
+
+def test_tokens_that_another_models_template_counts_are_told():
+    assert told("tokens of a prompt", tokenizer=TINY.model) == []
+    ((stops, what),) = told("tokens of a prompt", tokenizer="models/other")
+    assert what.startswith(f"{TINY.model} is not here: ") and what.endswith("by models/other.") and not stops
+
+
+def test_values_are_a_remedy_for_a_tool_that_did_nothing_with_those_tried():
+    properties = {"owner": {"type": "string"}, "day": {"type": "string", "description": "A date."}}
+    tool = a_tool("set_day", answers={"done"})
+    tool.schema["function"]["parameters"] = {"properties": properties}
+    remedy = lambda tool: next(f.remedy for f in found_in(tools={"x": tool}) if "changed nothing" in f.what)
+    assert remedy(tool).endswith('such as values = {"owner": [...], "day": [...]}.')
+    assert remedy(a_tool("ls", answers={"done"})).endswith("let it answer or do something.")
+
+
+CACHED = """
+import functools
+
+class Shop:
+    def reset(self): ...
+    @functools.cached_property
+    def _cheap(self): ...
+"""
+
+
+def test_a_cached_property_is_told_with_its_line_unless_the_class_has_a_state(tmp_path):
+    path = tmp_path / "own.py"
+    for code, places in ((CACHED, [7]), (CACHED + "    def state(self): ...\n", [])):
+        path.write_text(code)
+        told = [f for f in found_in(Lines(str(path), "Shop")) if "is a cached_property" in f.what]
+        assert [f.place.rpartition(":")[2] for f in told] == [str(line) for line in places]
+        assert all("in reset" in f.remedy and "state(self)" in f.remedy for f in told)
+
+
 def test_a_server_says_nothing_that_a_terminal_obeys():
     evil = "\x1b]0;PWNED\x07\x1b[31mno\x9b8m\u202e\nFindings none"
     look = ToolFacts({"function": {"name": "look", "parameters": {}}}, 9, errors=Counter({evil: 9}))

@@ -1,7 +1,8 @@
 """The content of a folder, as grading compares it.
 
 A SQLite database counts by the rows of its tables, in any order; a JSON file by its values; git's index by
-its entries; every other file by its bytes. The path of the folder itself reads as /world in all of them.
+its entries; every other file by its bytes. Floats of rows and of JSON are rounded, as `envs.base.rounded`
+says. The path of the folder itself reads as /world in all of them.
 Agents write these files, so reading them has a budget. A file beyond it counts by its bytes as they are.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import hashlib
 import itertools
 import json
@@ -20,7 +22,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from coevolve_jax.envs.base import canonical
+from coevolve_jax.envs.base import canonical, rounded
 from coevolve_jax.envs.mcp.spec import SHOWN
 
 SQLITE = b"SQLite format 3\0"
@@ -215,12 +217,19 @@ def _quoted(name: str) -> str:
 
 
 def _row(row: Sequence[Any]) -> str:
-    return canonical([{"bytes": value.hex()} if isinstance(value, bytes) else value for value in row])
+    return canonical([_cell(value) for value in row])
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    return rounded(value) if isinstance(value, float) else value
 
 
 def _values(data: bytes) -> Any:
     """Returns the values of a JSON file, or those of its lines; None where it is neither."""
-    for read in (json.loads, lambda text: [json.loads(line) for line in text.splitlines() if line.strip()]):
+    one = functools.partial(json.loads, parse_float=lambda text: rounded(float(text)))
+    for read in (one, lambda text: [one(line) for line in text.splitlines() if line.strip()]):
         with contextlib.suppress(ValueError):
             values = read(data)
             if _nests(values):

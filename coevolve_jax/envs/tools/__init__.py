@@ -17,7 +17,7 @@ from typing import Any
 from coevolve_jax.envs.base import UNDER_WAY, digest
 from coevolve_jax.envs.tools.deadline import deadline
 from coevolve_jax.envs.tools.environment import Instance, World
-from coevolve_jax.envs.tools.source import Refused, Tools, load
+from coevolve_jax.envs.tools.source import Refused, Tools, load, required
 from coevolve_jax.envs.tools.values import of_state
 from coevolve_jax.types import Task, Turn
 
@@ -48,6 +48,7 @@ def scenarios(split: str, settings: Mapping[str, Any], apart_from: str = "") -> 
     """
     tools = _load(settings)
     named = _named(tools)
+    _check_values(tools)
     if named is None:
         return _by_seed(tools, split)
     most = settings.get("most")
@@ -101,6 +102,14 @@ def _by_seed(tools: Tools, split: str) -> list[Task]:
     reset = tools.own("reset")
     parameters = inspect.signature(reset).parameters.values() if reset else ()
     seeded = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+    needed = [name for name in required(tools, "reset") if name != "seed"] if reset else []
+    if needed:
+        given = ", ".join(f'"{name}": ...' for name in needed)
+        raise Refused(
+            f"{tools.place(reset)}: {tools.name}.reset needs {' and '.join(needed)}: name worlds, such as "
+            f'scenarios = {{"train": [{{{given}}}, ...], "development": [...], "test": [...]}}, or give '
+            "them defaults."
+        )
     worlds = _begun(tools, "world", [{"seed": i} for i in range(SEEDS)] if seeded else [{}])
     if len(worlds) == 1:
         return worlds
@@ -150,7 +159,10 @@ def _check_scenarios(tools: Tools, named: Any) -> None:
                 )
 
 
-def _check_values(tools: Tools, named: Any) -> None:
+def _check_values(tools: Tools) -> None:
+    named = tools.own("values")
+    if named is None:
+        return
     if not isinstance(named, Mapping):
         raise Refused(
             f"{tools.place()}: {tools.name}.values is {_short(named)}: give a mapping of arguments to lists, "
@@ -246,10 +258,7 @@ def _scenario(tools: Tools, id: str, reset: dict, begins: str, state: Any, text:
 
 def _values(tools: Tools, state: Any) -> dict[str, list]:
     """Returns the values for explorers: the source's own `values`, and for other arguments the state's."""
-    named = tools.own("values")
-    if named is not None:
-        _check_values(tools, named)
-    own = {k: _lists(v) for k, v in (named or {}).items()}
+    own = {k: _lists(v) for k, v in (tools.own("values") or {}).items()}
     read = of_state(state, tools.schemas()) if len(repr(state)) <= SHOWN else {}
     return {k: v for k, v in read.items() if k.partition(".")[2] not in own} | own
 

@@ -9,6 +9,7 @@ Workers import this file: it needs the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -39,17 +40,22 @@ from coevolve_jax.envs.tools.state import (
 
 # Public methods that are no tools. TRL has the first two; `state` is this project's.
 RESERVED = ("reset", "get_reward", "state")
-# Attributes of the class, or names in the file, that tell about the worlds and are no state.
-ABOUT = ("scenarios", "values")
+# An attribute of the class, or a name in the file, that tells about the worlds, is checked, and is no state.
+ABOUT = "scenarios"
+# Another one, which is state once it has changed: it may be a user's store.
+VALUES = "values"
 # Beside a class, these are state whether they have changed or not; other data counts once it has.
 MUTABLE = (Mapping, list, set, deque, bytearray, types.SimpleNamespace)
 # Classes that hold data which JSON cannot write and whose items cannot be set.
 STORES = (
     "queue.Queue", "_queue.SimpleQueue", "asyncio.queues.Queue", "multiprocessing.queues.Queue",
     "multiprocessing.queues.SimpleQueue", "sqlite3.Connection", "_io.StringIO", "_io.BytesIO",
-    "_thread._local",
+    "_thread._local", "_contextvars.ContextVar",
 )  # fmt: skip
 KEY = "config.environment.source"
+
+# The data of modules beside the user's file, by the module's name, when this process first saw them.
+_FIRST_SEEN: dict[str, dict[str, Any]] = {}
 
 
 class Late(BaseException):
@@ -120,6 +126,7 @@ def load(source: str) -> Tools:
     found = _methods(kind) if kind else _functions(module)
     what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
     first = writable({**_beside(module, kind), **_held(module, kind)})
+    _imported(module)
     tools = Tools(source, what, module, found, kind, first)
     if not found:
         how = "public methods" if kind else "public functions"
@@ -133,22 +140,31 @@ def load(source: str) -> Tools:
 
 
 def _check_state(tools: Tools) -> None:
-    """Raises Refused for a tool that is named `state`: it has arguments."""
+    """Raises Refused for a `state` that is a property, or that is a tool: it has arguments."""
+    state = inspect.getattr_static(tools.make, "state", None) if tools.make else None
+    if isinstance(state, (property, functools.cached_property)):
+        getter = state.fget if isinstance(state, property) else state.func
+        raise Refused(
+            f"{tools.place(getter)}: {tools.name}.state is a {type(state).__name__}: make it a method, "
+            "def state(self), which returns what two worlds are compared by."
+        )
     state = tools.own("state")
-    if not callable(state):
-        return
-    needed = [
-        p.name
-        for p in inspect.signature(state).parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if tools.make and inspect.isfunction(inspect.getattr_static(tools.make, "state")):
-        del needed[:1]  # self
-    if needed:
+    if callable(state) and (needed := required(tools, "state")):
         raise Refused(
             f"{tools.place(state)}: {tools.name}.state needs {needed[0]}, and the name state is reserved for "
             "what two worlds are compared by: give the tool another name."
         )
+
+
+def required(tools: Tools, name: str) -> list[str]:
+    """Returns the parameters, without self, that a function of the class or file needs."""
+    found = [
+        p.name
+        for p in inspect.signature(tools.own(name)).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    method = tools.make and inspect.isfunction(inspect.getattr_static(tools.make, name))
+    return found[1:] if method else found
 
 
 def find(where: str) -> str:
@@ -206,13 +222,7 @@ def _compiled(path: str, changed: float) -> types.CodeType:
 
 def _execute(path: str, source: str) -> types.ModuleType:
     """Executes a file as a module that is registered under its name while it is the latest."""
-    folder, name = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
-    package = []
-    if name == "__init__":
-        folder, name = os.path.split(folder)
-    while os.path.isfile(os.path.join(folder, "__init__.py")):
-        folder, part = os.path.split(folder)
-        package.insert(0, part)
+    folder, package, name = _located(path)
     if folder not in sys.path:
         sys.path.append(folder)  # last: a file of the user's must not stand for one of Python's own
     full = ".".join([*package, name])
@@ -233,6 +243,18 @@ def _execute(path: str, source: str) -> types.ModuleType:
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1
         raise Refused(f"{shown(path)}:{line}: {KEY}={source} cannot be executed ({said(error)}).") from None
     return module
+
+
+def _located(path: str) -> tuple[str, list[str], str]:
+    """Returns the folder that a file is imported from, its packages from the outermost on, and its name."""
+    folder, name = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
+    package = []
+    if name == "__init__":
+        folder, name = os.path.split(folder)
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, part = os.path.split(folder)
+        package.insert(0, part)
+    return folder, package, name
 
 
 def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
@@ -376,19 +398,59 @@ def shared_data(tools: Tools) -> dict[str, Any]:
     """Returns the data that the class or the file holds and may change, as JSON values by name.
 
     Of a class's file, what is neither in `MUTABLE` nor of a class in the file counts once it has changed:
-    constants are no state. So do attributes of the file's other classes and of its functions. A logger, a
-    pattern or a lock that stands by itself is left out. Raises NoState for other data that JSON cannot write.
+    constants are no state. So do attributes of the file's other classes and of its functions, what functions
+    within functions keep, and all data of modules beside the file. A logger, a pattern or a lock that stands
+    by itself is left out. Raises NoState for other data that JSON cannot write.
     """
     held, beside = _held(tools.module, tools.make), _beside(tools.module, tools.make)
-    names, own, absent = {**beside, **held}, tools.module.__name__, object()
-    always = lambda value: isinstance(value, MUTABLE) or type(value).__module__ == own
-    changed = lambda name, written: tools.first.get(name, absent) != written
+    imported, first = _imported(tools.module)
+    names, first = {**imported, **beside, **held}, {**first, **tools.first}
+    own, absent = tools.module.__name__, object()
+    always = lambda value: not tools.make or isinstance(value, MUTABLE) or type(value).__module__ == own
+    changed = lambda name, written: first.get(name, absent) != written
     found = writable(names)
     for name in sorted(names.keys() - found.keys()):
         if _is_data(names[name], own):
             found[name] = plain(names[name], name)
-    counts = lambda k: k in held and (not tools.make or always(held[k]))
+    counts = lambda k: k in held and k.rpartition(".")[2] != VALUES and always(held[k])
     return {k: v for k, v in sorted(found.items()) if counts(k) or changed(k, v)}
+
+
+def _imported(module: types.ModuleType) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the data of the imported modules that lie in the file's folder or below it, by name.
+
+    And, as JSON values, what they were when this process first saw them: worlds share these modules.
+    """
+    places = _places(module.__file__ or "")
+    found: dict[str, Any] = {}
+    first: dict[str, Any] = {}
+    for name, each in list(sys.modules.items()):
+        if isinstance(each, types.ModuleType) and _is_beside(each, places):
+            data = {**_beside(each, None), **vars(each)}
+            own = {f"{name}.{k}": value for k, value in data.items() if not k.startswith("__")}
+            found |= own
+            if name not in _FIRST_SEEN:
+                _FIRST_SEEN[name] = writable(own)
+            first |= _FIRST_SEEN[name]
+    return found, first
+
+
+@functools.lru_cache(maxsize=8)
+def _places(path: str) -> tuple[str, ...]:
+    """Returns the folder that a file is imported from, as it is written and without links."""
+    folder = _located(path)[0]
+    return tuple(os.path.join(each, "") for each in (folder, os.path.realpath(folder)))
+
+
+def _is_beside(module: types.ModuleType, places: tuple[str, ...]) -> bool:
+    """Tells whether an imported module is a user's and lies below one of these folders."""
+    about = vars(module)
+    path, top = about.get("__file__") or "", str(about.get("__name__")).partition(".")[0]
+    if not path.startswith(places) or "-packages" in path:
+        return False
+    imported = getattr(about.get("__spec__"), "loader", None) is not None  # not executed here for a world
+    apart = top in sys.stdlib_module_names or top in ("__main__", __name__.partition(".")[0])
+    return imported and not apart
 
 
 def _is_data(value: Any, own: str) -> bool:
@@ -403,29 +465,52 @@ def _is_data(value: Any, own: str) -> bool:
 
 
 def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
-    """Returns what a file and its class hold by name, without what tells about the worlds."""
+    """Returns what a file and its class hold by name, without `scenarios`."""
     names: dict[str, Any] = dict(vars(module))
     for each in reversed(kind.__mro__[:-1] if kind else ()):
         names.update({f"{each.__name__}.{k}": v for k, v in vars(each).items()})
     ends = {name: name.rpartition(".")[2] for name in names}
-    return {k: v for k, v in names.items() if not ends[k].startswith("__") and ends[k] not in ABOUT}
+    return {k: v for k, v in names.items() if not ends[k].startswith("__") and ends[k] != ABOUT}
 
 
 def _beside(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
-    """Returns the attributes, by name, of a file's functions and of its classes other than `kind`."""
+    """Returns the attributes, by name, of a file's functions and of its classes other than `kind`.
+
+    And what its functions keep of the functions around them. Of two of one name, the second has a number.
+    """
     found: dict[str, Any] = {}
     known = set(kind.__mro__ if kind else ())
     left, seen = [*vars(module).values()], set[int]()
     while left:
-        each = left.pop()
+        each = _function(left.pop())
         of_the_file = isinstance(each, (type, types.FunctionType)) and each.__module__ == module.__name__
         if not of_the_file or isinstance(each, enum.EnumMeta) or id(each) in seen:
             continue
         seen.add(id(each))
         own = {k: v for k, v in vars(each).items() if not k.startswith("__")}
-        left += own.values()
-        if each not in known:
-            found.update({f"{each.__qualname__}.{k}": v for k, v in own.items()})
+        kept = _kept(each) if isinstance(each, types.FunctionType) else {}
+        left += [*own.values(), *kept.values()]
+        for name, value in [*(own.items() if each not in known else ()), *kept.items()]:
+            name, number = f"{each.__qualname__}.{name}", 1
+            while (full := name if number == 1 else f"{name} ({number})") in found:
+                number += 1
+            found[full] = value
+    return found
+
+
+def _function(value: Any) -> Any:
+    """Returns the function of a class method, a static method or a property, else the value."""
+    if isinstance(value, (classmethod, staticmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+def _kept(function: types.FunctionType) -> dict[str, Any]:
+    """Returns the variables, by name, that a function keeps of the functions around it."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # not set yet
+            found[name] = cell.cell_contents
     return found
 
 

@@ -1,6 +1,6 @@
 """The control that matters most: a random move of a random lever, under the same backtests and conditions.
 
-It has no hypothesis, so no diagnostic can be right or wrong.
+It has no hypothesis, so the condition `target` is left out, and no diagnostic can be right or wrong.
 """
 
 from __future__ import annotations

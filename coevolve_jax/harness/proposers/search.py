@@ -60,11 +60,14 @@ class Search:
             name = values[order[number] * len(values) // self._versions]
             if name is None or lever.name in told:
                 continue
+            moved = lever.moves(config)[name]
             try:
-                check_effect(config, changes | lever.moves(config)[name])
+                check_effect(config, changes | moved)
             except Refused:
                 continue  # it does not go with the levers before it
-            changes |= lever.moves(config)[name]
+            if changes.keys() & moved.keys():
+                continue  # a lever before it writes one of its keys
+            changes |= moved
             told[lever.name] = name
         move = "; ".join(f"{lever} {name}" for lever, name in told.items())
         return Proposal(start, DESIGN, move, changes, "A point of the design.", "search")
