@@ -145,7 +145,8 @@ class Evolution:
             for seed, run in runs.items():
                 if not is_run(run, config, seed):
                     return [f"{path} is of {run}, which is no run of {version} with seed {seed}."]
-                if why := altered(run):
+                failed = "failed" in there and not (run / "config.json").exists()  # before it was written
+                if not failed and (why := altered(run)):
                     return [f"{path} rests on a changed config: {why}"]
             if reads and "failed" in there:
                 return self._failures(version, part, there, runs)

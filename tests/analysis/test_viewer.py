@@ -318,7 +318,8 @@ def test_a_trajectory_is_read_token_by_token(visit, workdir):
     found.get_by_role("tab", name="Tokens").click()
     sampled = [s for s in row["segments"] if "logprobs" in s]
     pieces = [piece for s in sampled for piece in s["pieces"]]
-    assert found.locator(".token").all_text_contents() == pieces
+    expect(found.locator(".token")).to_have_text(pieces)
+    assert found.locator(".token").all_text_contents() == pieces  # spaces too
     assert (
         found.locator(".fed")
         .first.get_attribute("data-label")
