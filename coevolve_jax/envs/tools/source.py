@@ -9,9 +9,7 @@ Workers import this file: it needs the standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import enum
 import functools
 import importlib.machinery
 import importlib.util
@@ -22,40 +20,21 @@ import re
 import sys
 import tokenize
 import types
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableSet
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from coevolve_jax import shipped
+from coevolve_jax.envs.tools import data
 from coevolve_jax.envs.tools.schema import Unfit, schema
 from coevolve_jax.envs.tools.state import (
     NoState,
     attributes_of,
-    is_code,
-    is_generator,
-    is_of_users,
     plain,
-    writable,
 )
 
 # Public methods that are no tools. TRL has the first two; `state` is this project's.
 RESERVED = ("reset", "get_reward", "state")
-# An attribute of the class, or a name in the file, that tells about the worlds, is checked, and is no state.
-ABOUT = "scenarios"
-# Another one, which is state once it has changed: it may be a user's store.
-VALUES = "values"
-# Beside a class, these are state whether they have changed or not; other data counts once it has.
-MUTABLE = (Mapping, list, set, deque, bytearray, types.SimpleNamespace)
-# Classes that hold data which JSON cannot write and whose items cannot be set.
-STORES = (
-    "queue.Queue", "_queue.SimpleQueue", "asyncio.queues.Queue", "multiprocessing.queues.Queue",
-    "multiprocessing.queues.SimpleQueue", "sqlite3.Connection", "_io.StringIO", "_io.BytesIO",
-    "_thread._local", "_contextvars.ContextVar",
-)  # fmt: skip
 KEY = "config.environment.source"
-
-# The data of modules beside the user's file, by the module's name, when this process first saw them.
-_FIRST_SEEN: dict[str, dict[str, Any]] = {}
 
 
 class Late(BaseException):
@@ -125,8 +104,7 @@ def load(source: str) -> Tools:
     kind = _class(module, name, source)
     found = _methods(kind) if kind else _functions(module)
     what = kind.__name__ if kind else module.__name__.rpartition(".")[2]
-    first = writable({**_beside(module, kind), **_held(module, kind)})
-    _imported(module)
+    first = data.first_seen(module, kind)
     tools = Tools(source, what, module, found, kind, first)
     if not found:
         how = "public methods" if kind else "public functions"
@@ -222,7 +200,13 @@ def _compiled(path: str, changed: float) -> types.CodeType:
 
 def _execute(path: str, source: str) -> types.ModuleType:
     """Executes a file as a module that is registered under its name while it is the latest."""
-    folder, package, name = _located(path)
+    folder, name = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
+    package = []
+    if name == "__init__":
+        folder, name = os.path.split(folder)
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, part = os.path.split(folder)
+        package.insert(0, part)
     if folder not in sys.path:
         sys.path.append(folder)  # last: a file of the user's must not stand for one of Python's own
     full = ".".join([*package, name])
@@ -243,18 +227,6 @@ def _execute(path: str, source: str) -> types.ModuleType:
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1
         raise Refused(f"{shown(path)}:{line}: {KEY}={source} cannot be executed ({said(error)}).") from None
     return module
-
-
-def _located(path: str) -> tuple[str, list[str], str]:
-    """Returns the folder that a file is imported from, its packages from the outermost on, and its name."""
-    folder, name = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
-    package = []
-    if name == "__init__":
-        folder, name = os.path.split(folder)
-    while os.path.isfile(os.path.join(folder, "__init__.py")):
-        folder, part = os.path.split(folder)
-        package.insert(0, part)
-    return folder, package, name
 
 
 def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
@@ -382,7 +354,8 @@ def state_of(tools: Tools, world: Any) -> Any:
         inside = {k: plain(v, f"{tools.name}.{k}") for k, v in sorted(attributes.items())}
         # A name of the file may also be an attribute's: both are state.
         beside = {
-            f"{tools.module.__name__}.{k}" if k in inside else k: v for k, v in shared_data(tools).items()
+            f"{tools.module.__name__}.{k}" if k in inside else k: v
+            for k, v in data.shared_data(tools.module, tools.make, tools.first).items()
         }
         return {**beside, **inside}
     except NoState as why:
@@ -392,126 +365,6 @@ def state_of(tools: Tools, world: Any) -> Any:
         ) from None
     except (Exception, SystemExit) as error:
         raise Refused(f"{tools.place()}: {tools.name}.state raises {said(error)}.") from None
-
-
-def shared_data(tools: Tools) -> dict[str, Any]:
-    """Returns the data that the class or the file holds and may change, as JSON values by name.
-
-    Of a class's file, what is neither in `MUTABLE` nor of a class in the file counts once it has changed:
-    constants are no state. So do attributes of the file's other classes and of its functions, what functions
-    within functions keep, and all data of modules beside the file. A logger, a pattern or a lock that stands
-    by itself is left out. Raises NoState for other data that JSON cannot write.
-    """
-    held, beside = _held(tools.module, tools.make), _beside(tools.module, tools.make)
-    imported, first = _imported(tools.module)
-    names, first = {**imported, **beside, **held}, {**first, **tools.first}
-    own, absent = tools.module.__name__, object()
-    always = lambda value: not tools.make or isinstance(value, MUTABLE) or type(value).__module__ == own
-    changed = lambda name, written: first.get(name, absent) != written
-    found = writable(names)
-    for name in sorted(names.keys() - found.keys()):
-        if _is_data(names[name], own):
-            found[name] = plain(names[name], name)
-    counts = lambda k: k in held and k.rpartition(".")[2] != VALUES and always(held[k])
-    return {k: v for k, v in sorted(found.items()) if counts(k) or changed(k, v)}
-
-
-def _imported(module: types.ModuleType) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the data of the imported modules that lie in the file's folder or below it, by name.
-
-    And, as JSON values, what they were when this process first saw them: worlds share these modules.
-    """
-    places = _places(module.__file__ or "")
-    found: dict[str, Any] = {}
-    first: dict[str, Any] = {}
-    for name, each in list(sys.modules.items()):
-        if isinstance(each, types.ModuleType) and _is_beside(each, places):
-            data = {**_beside(each, None), **vars(each)}
-            own = {f"{name}.{k}": value for k, value in data.items() if not k.startswith("__")}
-            found |= own
-            if name not in _FIRST_SEEN:
-                _FIRST_SEEN[name] = writable(own)
-            first |= _FIRST_SEEN[name]
-    return found, first
-
-
-@functools.lru_cache(maxsize=8)
-def _places(path: str) -> tuple[str, ...]:
-    """Returns the folder that a file is imported from, as it is written and without links."""
-    folder = _located(path)[0]
-    return tuple(os.path.join(each, "") for each in (folder, os.path.realpath(folder)))
-
-
-def _is_beside(module: types.ModuleType, places: tuple[str, ...]) -> bool:
-    """Tells whether an imported module is a user's and lies below one of these folders."""
-    about = vars(module)
-    path, top = about.get("__file__") or "", str(about.get("__name__")).partition(".")[0]
-    if not path.startswith(places) or "-packages" in path:
-        return False
-    imported = getattr(about.get("__spec__"), "loader", None) is not None  # not executed here for a world
-    apart = top in sys.stdlib_module_names or top in ("__main__", __name__.partition(".")[0])
-    return imported and not apart
-
-
-def _is_data(value: Any, own: str) -> bool:
-    """Tells whether calls may change a value that stands by itself. own: the file's module."""
-    kind = type(value)
-    if any(f"{each.__module__}.{each.__qualname__}" in STORES for each in kind.__mro__):
-        return True
-    if is_code(value) or is_generator(value):
-        return False
-    settable = isinstance(value, (*MUTABLE, MutableSet)) or hasattr(kind, "__setitem__")  # such as an array
-    return settable or kind.__module__ == own or is_of_users(kind)
-
-
-def _held(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
-    """Returns what a file and its class hold by name, without `scenarios`."""
-    names: dict[str, Any] = dict(vars(module))
-    for each in reversed(kind.__mro__[:-1] if kind else ()):
-        names.update({f"{each.__name__}.{k}": v for k, v in vars(each).items()})
-    ends = {name: name.rpartition(".")[2] for name in names}
-    return {k: v for k, v in names.items() if not ends[k].startswith("__") and ends[k] != ABOUT}
-
-
-def _beside(module: types.ModuleType, kind: type | None) -> dict[str, Any]:
-    """Returns the attributes, by name, of a file's functions and of its classes other than `kind`.
-
-    And what its functions keep of the functions around them. Of two of one name, the second has a number.
-    """
-    found: dict[str, Any] = {}
-    known = set(kind.__mro__ if kind else ())
-    left, seen = [*vars(module).values()], set[int]()
-    while left:
-        each = _function(left.pop())
-        of_the_file = isinstance(each, (type, types.FunctionType)) and each.__module__ == module.__name__
-        if not of_the_file or isinstance(each, enum.EnumMeta) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        own = {k: v for k, v in vars(each).items() if not k.startswith("__")}
-        kept = _kept(each) if isinstance(each, types.FunctionType) else {}
-        left += [*own.values(), *kept.values()]
-        for name, value in [*(own.items() if each not in known else ()), *kept.items()]:
-            name, number = f"{each.__qualname__}.{name}", 1
-            while (full := name if number == 1 else f"{name} ({number})") in found:
-                number += 1
-            found[full] = value
-    return found
-
-
-def _function(value: Any) -> Any:
-    """Returns the function of a class method, a static method or a property, else the value."""
-    if isinstance(value, (classmethod, staticmethod)):
-        return value.__func__
-    return value.fget if isinstance(value, property) else value
-
-
-def _kept(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the variables, by name, that a function keeps of the functions around it."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        with contextlib.suppress(ValueError):  # not set yet
-            found[name] = cell.cell_contents
-    return found
 
 
 def clean(text: str) -> str:
