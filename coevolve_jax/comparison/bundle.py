@@ -270,11 +270,11 @@ def check(bundle: Bundle, folder: Path) -> None:
 def plan_of(bundles: Sequence[Bundle], made: Mapping[str, Any]) -> dict[str, Any] | None:
     """The plan of the first bundle of this very comparison: no arm, seed or setting that it lacks.
 
-    A comparison whose folder is lost goes on with this plan: its date and its planned differences.
+    A comparison whose folder is lost goes on with this plan: its date and its planned differences. made: of
+    `plan_file.made`, in plain JSON values.
     """
-    ours = json.loads(json.dumps(made))
     for bundle in bundles:
-        if all(value in ours[key] for key in ("arms", "seeds", "settings") for value in bundle.plan[key]):
+        if all(value in made[key] for key in ("arms", "seeds", "settings") for value in bundle.plan[key]):
             return {**bundle.plan, "joined": []}  # what joined it there is in other bundles
     return None
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +15,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax.envs.base import EnvPool, Execution
-from coevolve_jax.envs.tools import SECONDS
-from coevolve_jax.envs.tools.deadline import deadline
-from coevolve_jax.envs.tools.environment import UNREADABLE, Instance
-from coevolve_jax.envs.tools.source import Refused, load
+from coevolve_jax.envs.tools.environment import UNREADABLE
 from coevolve_jax.envs.tools.values import open_arguments
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.arguments import succeeded
@@ -29,7 +24,7 @@ from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.toolcheck import servers
+from coevolve_jax.toolcheck import rewards, servers
 from coevolve_jax.types import Call, Observation, Task
 
 WORLDS, ROUNDS, STEPS = 32, 3, 10  # of exploration
@@ -37,7 +32,6 @@ READ = 300  # of a split's own `scenarios`: they may be many thousands
 STARTED = 4  # worlds to explore where a server is started for each
 TASKS = 120  # asked of synthesis after WORLDS, to see how many different ones come out
 PAUSE = 1.1  # seconds between two executions, so that a clock of whole seconds shows itself
-REWARDED = 8  # rounds in which get_reward is asked
 ALONE = 4  # runs of a call in processes of their own: chance may give the same twice
 PAIRS = 3  # calls on which two tools must agree before nothing can tell them apart
 SWAPPED = 40  # tasks that are played again with another argument
@@ -214,7 +208,7 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
         steps=sum(len(calls) for _, calls in jobs),
         unlike=unlike,
         twins=twins,
-        reward=_reward(config, jobs),
+        reward=rewards.fault(config, jobs),
         logs=() if looks else servers.logs(config, jobs),
         forgets=forgets,
         tasks=found,
@@ -411,51 +405,6 @@ def _swaps(task: Task) -> Iterator[tuple[int, int, Call]]:
                     at = values.index(value) if value in values else -1
                     other = values[(at + 1) % len(values)]
                     yield turn, n, Call(call.name, {**call.arguments, name: other})
-
-
-def _reward(config: ConfigDict, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> str:
-    """Says what is wrong with the get_reward of a class or file; "" where nothing is, or there is none."""
-    if config.environment.name != "tools" or config.environment.get("python"):
-        return ""
-    for task, calls in jobs[:: max(1, len(jobs) // REWARDED)]:
-        source, reset = task.scenario["source"], task.scenario["reset"]
-        try:
-            with deadline(SECONDS, "A world with get_reward"), _silence():
-                if load(source).own("get_reward") is None:
-                    return ""
-                wrong = _unsound(source, reset, calls)
-        except Refused as why:
-            wrong = str(why)
-        if wrong:
-            return wrong
-    return ""
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps what a user's code prints out of the report."""
-    with open(os.devnull, "w") as nowhere:
-        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            yield
-
-
-def _unsound(source: str, reset: Mapping[str, Any], calls: Sequence[Call]) -> str:
-    """Says what is wrong with get_reward before some calls and after them; "" where nothing is."""
-    rewards = []
-    for _ in range(2):
-        world = Instance(source, reset)
-        try:
-            before = world.reward()
-            for call in calls:
-                world.call(call)
-            rewards.append([before, world.reward()])
-        except Refused as why:
-            return str(why).partition(": return a number")[0].rstrip(".") + "."
-    differ = [pair for pair in zip(*rewards) if pair[0] != pair[1]]
-    name = world.tools.name
-    return (
-        f"{name}.get_reward returns {differ[0][0]:g} and {differ[0][1]:g} in equal worlds." if differ else ""
-    )
 
 
 def _scenarios(config: ConfigDict, split: str, apart_from: str = "") -> list[Task]:

@@ -30,7 +30,7 @@ from coevolve_jax.envs.tools.values import of_state
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.envs.worker_process import KEPT
 from coevolve_jax.testing.environment import check_environment
-from coevolve_jax.toolcheck import facts
+from coevolve_jax.toolcheck import rewards
 from coevolve_jax.types import Call, Task, Turn
 from tests.support.paths import ROOT
 
@@ -380,7 +380,7 @@ def test_what_a_world_prints_is_no_part_of_the_check(written, capfd):
         configs.load_file(ROOT / "configs" / "tools.py"), {"environment.source": source}
     )
     world = Task("w", "tools", {"source": source, "reset": {}})
-    assert "get_reward returns 2" in facts._reward(config, [(world, ())]) and capfd.readouterr().out == ""
+    assert "get_reward returns 2" in rewards.fault(config, [(world, ())]) and capfd.readouterr().out == ""
 
 
 # ---- Worlds --------------------------------------------------------------------------------------

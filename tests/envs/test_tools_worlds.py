@@ -17,7 +17,7 @@ from coevolve_jax.envs.tools import schema as schemas
 from coevolve_jax.envs.tools.environment import Instance, World
 from coevolve_jax.envs.tools.source import Refused, load
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.toolcheck import facts, findings
+from coevolve_jax.toolcheck import facts, findings, rewards
 from coevolve_jax.toolcheck.lines import Lines
 from coevolve_jax.types import Call, Turn
 from tests.support.paths import ROOT
@@ -954,7 +954,7 @@ class Reward:
 def test_a_reward_is_a_number_from_0_to_1_that_follows_from_the_state(written, code, said):
     source = written(REWARDED.replace("{}", code))
     config = configs.load_file(ROOT / "configs" / "tools.py", f"source={source}")
-    wrong = facts._reward(config, [(worlds(source)[0], [Call("add", {})] * 3)])
+    wrong = rewards.fault(config, [(worlds(source)[0], [Call("add", {})] * 3)])
     assert re.fullmatch(said, wrong)
     lines = Lines(source.partition(":")[0], "Own")
     found = list(findings._reward(Reward(wrong), lines))  # type: ignore[arg-type]
