@@ -4,6 +4,7 @@ python benchmarks/base_policy.py --config=configs/bfcl_tiny.py
 python benchmarks/base_policy.py --config=configs/bfcl_headroom.py   # has a balanced set
 python benchmarks/base_policy.py --config=configs/textworld_tiny.py   # or tau2_tiny.py
 python benchmarks/base_policy.py --config=configs/leaderboard_hints.py --hints   # also with hints
+python benchmarks/base_policy.py --config=configs/textworld_tiny.py --by=level   # also by level
 
 A table by tool follows where weak tools were planted, or where the config asks for a balanced set
 (config.evaluation.balanced_tasks). Rare tools come about as often as others in that set. Without one, the
@@ -40,13 +41,18 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_c
 _HINTS = flags.DEFINE_bool(
     "hints", False, "Also measure with a right hint before each task, and a wrong one."
 )
+_BY = flags.DEFINE_string(
+    "by", "", "Key of the scenarios by whose values success is printed too, e.g. level."
+)
 ToolOf = Callable[[Call], str]  # what counts as the tool of a call
 
 
 def print_success(
-    agent: Agent, tasks: Sequence[Task], weak: Container[str], tool_of: ToolOf, num_rollouts: int
+    agent: Agent, tasks: Sequence[Task], weak: Container[str], tool_of: ToolOf, num_rollouts: int, by: str
 ) -> list[Group]:
     """Prints success at temperature 1 and greedy: of all tasks, and of those with and without a weak tool.
+
+    by: a key of the scenarios, by whose values it is printed too; "": none.
 
     Returns the samples at temperature 1.
     """
@@ -54,6 +60,8 @@ def print_success(
     kinds: dict[str, Callable[[Task], bool]] = {"all": lambda task: True}
     if weak:
         kinds |= {"with a weak tool": holds, "without": lambda task: not holds(task)}
+    for value in sorted({task.scenario[by] for task in tasks}) if by else ():
+        kinds[f"{by} {value}"] = lambda task, value=value: task.scenario[by] == value
     sampled = []
     for temperature, n in ((1.0, num_rollouts), (0.0, 1)):
         _, groups = evaluate(agent, tasks, num_rollouts=n, temperature=temperature, seed=1)
@@ -119,7 +127,7 @@ def main(_) -> None:
 
         tool_of, num_rollouts = family.action_pattern, c.rollout.group_size
         met = tasks = explored(e.tasks, "held_out")
-        sampled = print_success(agent, tasks, weak, tool_of, num_rollouts)
+        sampled = print_success(agent, tasks, weak, tool_of, num_rollouts, _BY.value)
         if _HINTS.value:
             print_hints(agent, tasks, tool_of, num_rollouts)
         if e.balanced_tasks:

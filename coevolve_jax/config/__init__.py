@@ -24,6 +24,7 @@ from coevolve_jax.config.methods import (
     explorer,
     needs,
     reads,
+    scenario_keys,
     scheduled,
     strategy,
     trackers,
@@ -47,6 +48,6 @@ __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_output",
     "check_several_runs", "check_values", "defaults", "difference", "digest", "explorer", "filled", "find",
     "harness", "harness_model", "inherit", "load_file", "needs", "numbers", "numbers_of", "of_run",
-    "override", "own_source", "parse_arg", "parse_flags", "plain", "read", "reads", "renamed", "scheduled",
-    "server", "strategy", "to_json", "trackers", "words_by_model",
+    "override", "own_source", "parse_arg", "parse_flags", "plain", "read", "reads", "renamed",
+    "scenario_keys", "scheduled", "server", "strategy", "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

@@ -61,6 +61,15 @@ def needs(config: ConfigDict) -> frozenset[str]:
     return _in_use(told, config) if isinstance(told, Mapping) else frozenset(told)
 
 
+def scenario_keys(config: ConfigDict) -> dict[str, list[str]]:
+    """The keys of scenarios that settings of the strategy name: setting -> keys (strategies/base.py)."""
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
+    return {
+        setting: [key for key in config.strategy[setting].split(",") if key and key not in others]
+        for setting, others in getattr(module, "SCENARIO_KEYS", {}).items()
+    }
+
+
 def _in_use(told: Mapping[str, str], config: ConfigDict) -> frozenset[str]:
     """The names whose setting of the strategy is on, and those whose setting is ""."""
     return frozenset(name for name, setting in told.items() if not setting or config.strategy[setting])

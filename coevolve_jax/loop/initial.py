@@ -52,6 +52,13 @@ def check_start(config: ConfigDict, scenarios: Sequence[Task], fresh: bool) -> N
                 f"config.testbed.weak_tools names {strange[0]!r}, which no scenario of split "
                 f"{c.environment.train_split!r} offers: leave it out, or mend its name."
             )
+    for setting, keys in configs.scenario_keys(c).items():
+        there = sorted(set.intersection(*({*s.scenario} for s in scenarios))) if scenarios else keys
+        if strange := [key for key in keys if key not in there]:
+            raise ValueError(
+                f"config.strategy.{setting} names {strange[0]!r}, which is no key of every scenario of split "
+                f"{c.environment.train_split!r}: use one of {', '.join(there)}, or leave it out."
+            )
     if fresh:
         leak_guard(c, [])
         if _explores_held_out(c):

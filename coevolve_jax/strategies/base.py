@@ -28,6 +28,9 @@ NEEDS may map a service to the setting of the method that asks for it ("": alway
 A module may map in `IGNORES` the keys of config.data that have no effect, since the method decides them
 itself, to the setting of its own that makes it so ("": always).
 
+A module may map in `SCENARIO_KEYS` its settings that name keys of scenarios to other names that they take.
+Several names are separated by commas. A run whose scenarios lack a key is refused before it makes any task.
+
 A method of the literature says in `FIDELITY` how near it is to its paper: a mark and a sentence.
 """
 

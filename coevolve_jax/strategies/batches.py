@@ -102,6 +102,9 @@ def keeping_share(order: Iterable[Task], places: Iterable[Task]) -> list[Task]:
     return taken
 
 
+TASK_NAMES = ("calls", "turns")  # names of a `category` that every task has: numbers of calls and of turns
+
+
 def check_category(config: ConfigDict, name: str) -> None:
     """Raises ValueError unless a setting of the strategy may name a `category`."""
     named = all(part.strip() for part in config.strategy[name].split(","))

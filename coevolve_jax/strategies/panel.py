@@ -35,6 +35,7 @@ from coevolve_jax.types import Group, Task
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh", "probe"})
+SCENARIO_KEYS = {"level": ()}
 IGNORES = {"data.sampling": "odds"}
 FIDELITY = "F: a method of ours, whose whole definition is this file."
 DEFAULTS = {

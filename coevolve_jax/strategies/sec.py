@@ -28,7 +28,7 @@ from coevolve_jax.config import schedule
 from coevolve_jax.diagnosis.rewards import rewards_of
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
-from coevolve_jax.strategies.batches import category, check_category
+from coevolve_jax.strategies.batches import TASK_NAMES, category, check_category
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -36,6 +36,7 @@ from coevolve_jax.types import Group
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
+SCENARIO_KEYS = {"arms": TASK_NAMES}
 IGNORES = dict.fromkeys(
     ("data.sampling", "data.sampling_floor", "data.retire_after", "data.min_evolved_share"), ""
 )

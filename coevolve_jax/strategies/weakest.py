@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
 from coevolve_jax.strategies.base import SIGNALS, StepReport, must_be
-from coevolve_jax.strategies.batches import category, check_category
+from coevolve_jax.strategies.batches import TASK_NAMES, category, check_category
 from coevolve_jax.strategies.groups import solve_rate
 from coevolve_jax.strategies.growth import synthesize_freely
 from coevolve_jax.strategies.static import Static
@@ -28,6 +28,7 @@ PSEUDO, PRIOR = 2, 0.35  # visits to a category that are assumed, and their solv
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 NEEDS = frozenset({"fresh"})
+SCENARIO_KEYS = {"category": TASK_NAMES}
 IGNORES = dict.fromkeys(("data.sampling", "data.sampling_floor", "data.retire_after"), "")
 FIDELITY = "P: the scheduler is the paper's; its categories of spatial questions are keys of our tasks."
 DEFAULTS = {

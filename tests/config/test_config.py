@@ -177,6 +177,11 @@ def test_a_weak_tool_that_there_is_not_and_a_file_without_tasks_are_told(tmp_pat
     config = ConfigDict({**TINY.to_dict(), "model": "nowhere", "testbed": testbed})
     with pytest.raises(ValueError, match="config.testbed.weak_tools names 'lss', which no scenario of split"):
         train(config, tmp_path / "run")
+    for method, setting, value in (("weakest", "category", "calls,hard"), ("frontier", "level", "hard")):
+        changes = {"model": "nowhere", "strategy.name": method, f"strategy.{setting}": value}
+        told = f"config.strategy.{setting} names 'hard', which is no key of every scenario of split 'train'"
+        with pytest.raises(ValueError, match=told):
+            train(override(TINY, changes), tmp_path / "run")
     (tmp_path / "empty.jsonl").touch()
     config = override(TINY, {"model": "nowhere", "data.initial_file": str(tmp_path / "empty.jsonl")})
     with pytest.raises(ValueError, match="empty.jsonl', which holds no task: name a run's tasks.jsonl"):
