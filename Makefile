@@ -25,7 +25,7 @@ MAKEFLAGS += --jobs=2
 export JAX_PLATFORMS ?= cpu
 # Tests and runs start Python some hundred times: what it compiles is kept, also where the environment says not to.
 unexport PYTHONDONTWRITEBYTECODE
-# Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
+# Huge pages for glibc's big blocks: XLA allocates its temporaries anew in every call.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .DEFAULT_GOAL := help

@@ -1,6 +1,6 @@
 """Compiles every command for accelerators in the documents, one by one, and prints the compilers' reports.
 
-    make aot-all
+    make aot && .venv/bin/python benchmarks/hardware.py
 
 COMMANDS is the list; tests/planning/test_aot.py holds the documents against it. A program of full size takes
 minutes of a core, and up to 4 GB.

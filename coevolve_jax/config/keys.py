@@ -95,11 +95,11 @@ DATA = dict(
     # A new task is refused from this cosine to an evaluation task on. By features of its calls and words:
     leak_threshold=Key(0.9, above=0, most=1),
     # By the calls with their arguments alone, in any words and order; 0: not compared. This sees most
-    # paraphrases, which the features miss (docs/notes/performance.md). Also from this share of an evaluation
+    # paraphrases, which the features miss (docs/notes/leak_control.md). Also from this share of an evaluation
     # task's calls on, where it has two different ones with arguments.
     leak_call_threshold=Key(0.88, least=0, most=1),
     # By n-grams of 3 to 5 characters of the queries alone; 0: not compared. 0.9 is a good value
-    # (docs/notes/performance.md).
+    # (docs/notes/leak_control.md).
     leak_query_threshold=Key(0.0, least=0, most=1),
     # By the vectors of a model: the dotted path of a function embed(texts) -> floats [n, d]; "": none.
     leak_embedding="",
