@@ -146,7 +146,7 @@ class TaskPool:
           apart_from: ids of tasks that are not drawn.
 
         Raises:
-          ValueError: empty pool, n < 1, or min_evolved_share outside [0, 1].
+          ValueError: empty pool, n < 1, min_evolved_share outside [0, 1], or a weight that is none.
         """
         if not self._size:
             raise ValueError("The task pool is empty; add validated tasks before drawing a batch.")
@@ -164,7 +164,7 @@ class TaskPool:
         # win.
         noise = rng.exponential(size=len(places))
         with np.errstate(divide="ignore"):
-            times = noise / weights(self.rows)[places] if weights else noise
+            times = noise / self._weights(weights)[places] if weights else noise
         # A weight of 0 gives an infinite time. No place is reserved for such a task.
         drawn = np.isfinite(times)
         evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
@@ -175,6 +175,17 @@ class TaskPool:
         # Shuffle the batch: otherwise evolved tasks would always come first.
         batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])
         return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
+
+    def _weights(self, weights: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Returns the weight of each task, [N]. Raises ValueError unless all are finite and 0 or more."""
+        found = np.asarray(weights(self.rows), float)
+        if found.shape != (len(self),):
+            raise ValueError(f"{len(self)} tasks have weights of shape {found.shape}: give each one.")
+        wrong = np.flatnonzero(~((found >= 0) & (found < np.inf)))
+        if len(wrong):
+            name, weight = self._tasks[wrong[0]].id, found[wrong[0]]
+            raise ValueError(f"The weight of task {name} is {weight}: it must be finite, and 0 or more.")
+        return found
 
     def fresh(self) -> TaskPool:
         """Returns an empty pool without a bound, for tasks of the same environment."""

@@ -97,32 +97,34 @@ def _hinted(trajectory: Trajectory, hint: Hint | None) -> Trajectory:
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:
-    """Makes up a rollout of one message of 6 tokens after 6 others.
+    """Makes up a rollout. Each message has one call and 6 tokens, after 6 others.
 
     One that succeeds makes the task's reference calls. A failed one leaves them somewhere: it stops there, or
-    makes another call, in error or not. Each makes one call or more. A held-out query, which has no reference
-    calls, gets two calls and no reward.
+    makes another call, in error or not, or writes a text that is no call. Each makes one step or more. A
+    held-out query, which has no reference calls, gets two calls and no reward.
     """
     calls = (Call("tool_0", {"x": 0}), Call("tool_1", {"x": 1})) if task.is_query else task.calls
     right, valid = bool(rng.random() < 1 / (1 + len(calls) / 3)), bool(rng.random() < 0.95)
     solved = right and valid and not task.is_query
-    mask = np.arange(12) >= 6
     steps = tuple(Step(0, c.name, c, "{}", error=False) for c in calls)
     if not right:
-        left, how, tool = rng.integers((len(calls), 3, 8)).tolist()
+        left, how, tool = rng.integers((len(calls), 4, 8)).tolist()
         other, error = Call(f"tool_{tool}", {"x": -1}), how == 1
         steps = steps[:left]
-        if how or not left:
+        if how == 3:
+            steps += (Step(0, "I cannot.", None, '{"error": "no call"}', error=True),)
+        elif how or not left:
             steps += (Step(0, other.name, other, '{"error": "no"}' if error else "{}", error),)
+    mask = np.arange(12 * len(steps)) % 12 >= 6
     return Trajectory(
         task_id=task.id,
         rollout_index=rollout_index,
-        ids=rng.integers(0, 50, 12).astype(np.int32),
+        ids=rng.integers(0, 50, len(mask)).astype(np.int32),
         mask=mask,
-        logprobs=np.where(mask, -rng.random(12), 0).astype(np.float32),
+        logprobs=np.where(mask, -rng.random(len(mask)), 0).astype(np.float32),
         versions=np.where(mask, step, -1).astype(np.int32),
         turn_starts=(0,),
-        steps=steps,
+        steps=tuple(dataclasses.replace(s, message=i) for i, s in enumerate(steps)),
         stop="done" if valid else "environment",
         outcome=Outcome(float(solved), solved, valid),
         ending=f"{task.id}: right" if right else f"{task.id}: wrong {rng.integers(2)}",

@@ -80,7 +80,10 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
         )
     told = configs.reads(config)
     unsaid = sorted((read & set(SHARED)) - (told or set(SHARED)))
-    assert not unsaid, f"{name}: it reads config.{unsaid[0]}, which READS of its module does not name."
+    assert not unsaid, (
+        f"{name}: it reads {', '.join(f'config.{key}' for key in unsaid)}, which READS of its module does "
+        "not name: add schedule.KEYS if `evolves` is asked, base.SIGNALS for a `Static`."
+    )
 
 
 def _anew(module: ModuleType) -> Any:

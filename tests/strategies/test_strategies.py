@@ -21,7 +21,7 @@ from coevolve_jax.testing.strategy import check_strategy
 from coevolve_jax.train import train
 from coevolve_jax.types import QUERY
 from tests.support.paths import ROOT
-from tests.support.strategies import faulty
+from tests.support.strategies import failing, faulty
 
 pytestmark = pytest.mark.slow
 
@@ -155,15 +155,15 @@ def test_no_draft_is_made_for_a_full_training_set(name):
     "fault, why",
     [
         ("unseeded", "differs after a restart"), ("forgets", "restart"), ("twice", "a rollout twice"),
-        ("of the class", "step 1 differs after a restart"),
-        ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
+        ("of the class", "step 1 differs after a restart"), ("later messages", "differs after a restart"),
+        ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for \d+ tokens"), ("nan", "not finite"),
         ("heeds", r"step .* differs where invalid rollouts show something else or are absent; leave those"),
         ("baseline", "differs where invalid rollouts .* are absent"),
         ("aligned", "differs where invalid rollouts .* are absent"),
         ("collect counts", "collect changed the strategy's state at step 0, .* list fresh in NEEDS"),
         ("scores", "a score"), ("past the lab", "task 'own-0' came into D_t past the lab at step 0"),
         ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
-        ("reads", "reads config.evolution.contexts, which READS of its module does not name"),
+        ("reads", "reads config.evolution.contexts, config.evolution.tasks, which READS of its"),
         ("late", "roll of step 0 was called after collect had returned; use lab.probe"),
     ],
 )  # fmt: skip
@@ -174,6 +174,12 @@ def test_the_suite_catches_faults(monkeypatch, fault, why):
         check_strategy(
             "tests.support.strategies.faulty", settings("static", **{"learner.group_filter": True}), steps=20
         )
+
+
+def test_the_suite_shows_texts_that_are_no_call(monkeypatch):
+    monkeypatch.setitem(faulty.DEFAULTS, "fault", "texts")
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'name'"):
+        check_strategy("tests.support.strategies.faulty", settings("static"))
 
 
 @pytest.mark.parametrize(
@@ -188,6 +194,13 @@ def test_the_suite_catches_a_lost_state_of_missed_calls(monkeypatch, tmp_path, n
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AssertionError, match=f"lossy_{name}.method: step .* differs after a restart"):
         check_strategy(f"lossy_{name}.method", settings(name))
+
+
+def test_the_reads_of_the_guide_name_all_that_its_example_reads(monkeypatch):
+    page, space = (ROOT / "docs" / "guides" / "add_strategy.md").read_text(), {}
+    exec("\n".join(re.findall(r"^    (from .* import schedule|READS = .*)", page, re.M)), space)
+    monkeypatch.setattr(failing, "READS", space["READS"], raising=False)
+    check_strategy("tests.support.strategies.failing", settings("static"))
 
 
 def test_our_method_passes_with_the_batches_of_the_guides_config():

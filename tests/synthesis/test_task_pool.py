@@ -152,6 +152,22 @@ def test_weights_by_record_and_tasks_that_are_left_out():
 
 
 @pytest.mark.parametrize(
+    "weights, why",
+    [
+        ([1, 1, -0.01], "weight of task t2 is -0.01: it must be finite, and 0 or more"),
+        ([np.nan, 1, 1], "weight of task t0 is nan"),
+        ([1, np.inf, 1], "weight of task t1 is inf"),
+        ([1, 1], r"3 tasks have weights of shape \(2,\): give each one"),
+        ([1, 1, 1, 1], r"3 tasks have weights of shape \(4,\)"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights, why):
+    pool = filled(3)
+    with pytest.raises(ValueError, match=why):
+        pool.draw(1, np.random.default_rng(0), weights=lambda rows: np.array(weights))
+
+
+@pytest.mark.parametrize(
     "share, of, least", [(0.5, 5, 3), (0.1, 10, 1), (0.1, 30, 3), (0.3, 4, 2), (0.7, 10, 7)]
 )
 def test_new_share_is_at_least_that_fraction(share, of, least):

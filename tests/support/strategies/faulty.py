@@ -10,10 +10,14 @@ from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 
+def sample(trajectory, advantage):
+    return base.TrainingSample(trajectory, np.full(len(trajectory.ids), advantage, np.float32))
+
+
 def samples_of(trajectories, rewards):
     """The valid trajectories' samples, by the rewards in the order of the trajectories."""
     pairs = zip(trajectories, group_advantages(list(rewards)), strict=False)
-    return [base.TrainingSample(t, np.full(12, a, np.float32)) for t, a in pairs if t.outcome.valid]
+    return [sample(t, a) for t, a in pairs if t.outcome.valid]
 
 
 class Faulty(static.Static):
@@ -23,7 +27,7 @@ class Faulty(static.Static):
 
     def __init__(self, config, state=None):
         super().__init__(config, state)
-        self.asked = state["asked"] if state else 0
+        self.asked, self.late = state["asked"] if state else 0, 0
         if config.strategy.fault.startswith("help"):
             self.help = self.give
 
@@ -50,21 +54,25 @@ class Faulty(static.Static):
             case "aligned":  # the rewards are those of Group.valid
                 return [s for g in groups for s in samples_of(g.trajectories, g.rewards)]
             case "invalid":
-                samples += [
-                    base.TrainingSample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)
-                ]
+                samples += [sample(t, 1.0) for t in base.trajectories_of(groups)]
             case "shape":
                 samples += [base.TrainingSample(groups[0].valid[0], np.ones(3, np.float32))]
             case "nan":
-                samples += [base.TrainingSample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
+                samples += [sample(groups[0].valid[0], np.nan)]
         return samples
 
     def observe(self, step, groups):
         if self._config.strategy.fault == "reads":
-            assert self._config.evolution.contexts
+            assert self._config.evolution.contexts and self._config.evolution.tasks
         if self._config.strategy.fault == "heeds":
             self.asked += sum(s.error for t in base.trajectories_of(groups) for s in t.steps)
+        steps = [s for g in groups for t in g.valid for s in t.steps]
+        if self._config.strategy.fault == "texts":
+            self.asked += sum(s.call.name == "tool_0" for s in steps)
         found = super().observe(step, groups)
+        if self._config.strategy.fault == "later messages":
+            self.late += sum(s.message > 0 for s in steps)
+            return base.StepReport({"late": self.late})
         if self._config.strategy.fault == "of the class":
             self.seen.add(step)
             return base.StepReport({"steps": len(self.seen)})
