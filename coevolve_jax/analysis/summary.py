@@ -18,11 +18,11 @@ from coevolve_jax.types import SIGNAL_KINDS
 
 
 class Progress:
-    """Shows progress: a bar on a terminal; elsewhere (a log file, CI) one line every `every` steps."""
+    """Shows progress: a bar on a terminal; elsewhere (a log file, CI) some twenty lines."""
 
-    def __init__(self, total: int, initial: int = 0, stream: TextIO | None = None, every: int | None = None):
+    def __init__(self, total: int, initial: int = 0, stream: TextIO | None = None):
         self._stream = stream or sys.stderr
-        self._total, self._done, self._every = total, initial, every or max(1, math.ceil(total / 20))
+        self._total, self._done, self._every = total, initial, max(1, math.ceil(total / 20))
         self._seconds = None
         self._bar = None
         if self._stream.isatty():

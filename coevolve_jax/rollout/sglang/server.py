@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -90,7 +90,7 @@ def _command(python: str, model: Path, host: str, port: int, version: str, flags
     ]
 
 
-def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
+def _environment(python: str, cpu: bool, scratch: str) -> dict[str, str]:
     """Returns the server's environment variables: this process's, without its settings of JAX and Python.
 
     scratch: a folder for the server's socket files.
@@ -101,7 +101,7 @@ def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str])
         env.pop("PYTHONPATH", None)
     if cpu:
         env = {**_CPU_DEFAULTS, **env, **_CPU_ENVIRONMENT}
-    return {**env, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "TMPDIR": scratch, **extra}
+    return {**env, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "TMPDIR": scratch}
 
 
 def _reserve(host: str, port: int) -> socket.socket:
@@ -136,8 +136,6 @@ class Server:
     python: an interpreter with sglang; default_python() by default.
     device: "cpu", or "auto" for SGLang's own choice and defaults. The default for `.sglang` is "cpu".
     context_length: tokens of prompt and answer.
-    max_total_tokens: tokens of the KV cache. The default holds all running requests on a CPU, and is SGLang's
-      choice elsewhere.
     words: whether it also speaks the OpenAI protocol and constrains answers to a JSON schema. Explorers need
       this, rollouts do not.
     host: the address where it listens; 0.0.0.0 admits other machines. port: 0 chooses a free one.
@@ -159,14 +157,12 @@ class Server:
         dtype: str = "float32",
         context_length: int = 2048,
         max_running_requests: int = 64,
-        max_total_tokens: int | None = None,
         seed: int = 0,
         host: str = HOST,
         port: int = 0,
         log_path: str | Path | None = None,
         words: bool = False,
         arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
         deadline: float = 600.0,
     ):
         self.python = python or default_python()
@@ -176,9 +172,7 @@ class Server:
         if self.device not in ("cpu", "auto"):
             raise ValueError(f"The SGLang server has no device {self.device!r}: choose cpu or auto.")
         cpu = self.device == "cpu"
-        if max_total_tokens is None and cpu:
-            max_total_tokens = context_length * max_running_requests
-        size = ("--max-total-tokens", str(max_total_tokens)) if max_total_tokens else ()
+        cache = ("--max-total-tokens", str(context_length * max_running_requests)) if cpu else ()
         self._flags = [
             "--dtype",
             dtype,
@@ -188,12 +182,12 @@ class Server:
             str(seed),
             "--max-running-requests",
             str(max_running_requests),
-            *size,
+            *cache,  # all running requests on a CPU; SGLang's choice elsewhere
             *(_CPU_FLAGS if cpu else ()),
             *(() if words else _TOKENS_ONLY),
             *arguments,
         ]
-        self._extra, self.deadline = dict(environment or {}), deadline
+        self.deadline = deadline
         self._lock, self._stopped = threading.Lock(), False
         self._reserved = _reserve(host, port)
         self.port = self._reserved.getsockname()[1]
@@ -220,7 +214,7 @@ class Server:
                     scratch,
                     *_command(self.python, self.model_path, self._host, self.port, version, self._flags),
                 ],
-                env=_environment(self.python, self.device == "cpu", scratch, self._extra),
+                env=_environment(self.python, self.device == "cpu", scratch),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
