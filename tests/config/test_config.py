@@ -130,11 +130,7 @@ def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, 
 
 def test_only_a_strategy_that_keeps_to_the_schedule_is_looked_at():
     never = {"steps": 1, "evolution.freeze_last_steps": 1, "rollout.max_staleness": 3}
-    for name in (
-        "static",
-        "tests.support.strategies.memory",
-        "tests.support.strategies.curriculum",
-    ):  # two of them do not say
+    for name in ("static", "tests.support.strategies.memory"):  # the second does not say
         configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
     for name in set(OURS) - {"static"}:
         with pytest.raises(ValueError, match="freeze_last_steps is 1: it must be above"):

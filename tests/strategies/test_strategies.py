@@ -1,6 +1,5 @@
-"""Strategies: the suite on each, faults that it must catch, and three methods that run for real."""
+"""Strategies: the suite on each, faults that it must catch, and one with a memory that runs for real."""
 
-import functools
 import json
 import re
 import shutil
@@ -46,11 +45,7 @@ METHODS = (  # of the literature
     "slea_rl", "evolver", "evolving_rl", "sage", "ttcs",
 )  # fmt: skip
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
-SMALL_ONES = (
-    "tests.support.strategies.curriculum",
-    "tests.support.strategies.replay",
-    "tests.support.strategies.memory",
-)
+MEMORY = "tests.support.strategies.memory"
 SMALL = {
     "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
     "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2,
@@ -86,7 +81,7 @@ def asked(name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
 @pytest.mark.parametrize(
-    "name", [*OURS, *METHODS, *SMALL_ONES, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
+    "name", [*OURS, *METHODS, MEMORY, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
 )
 def test_every_strategy_passes_the_suite(name, learner):
     given = {f"learner.{k}": v for k, v in learner.items()}
@@ -242,51 +237,16 @@ def rows(workdir: Path, name: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory):
-    """Returns the workdir of a small method, by name. It runs for real on BFCL when it is first asked for."""
-    folder = tmp_path_factory.mktemp("runs")
-
-    @functools.cache
-    def run(name: str) -> Path:
-        train(
-            settings(
-                f"tests.support.strategies.{name}", **({"evaluation.every": 2} if name == "memory" else {})
-            ),
-            folder / name,
-        )
-        return folder / name
-
-    return run
+def with_memory(tmp_path_factory):
+    """The workdir of a run of memory.py, for real on BFCL."""
+    workdir = tmp_path_factory.mktemp("runs") / "memory"
+    train(settings(MEMORY, **{"evaluation.every": 2}), workdir)
+    return workdir
 
 
-@pytest.mark.nightly
-def test_a_curriculum_learns_which_sizes_teach(run_of):
-    saved = json.loads((run_of("curriculum") / "checkpoints/step_00000004/state.json").read_text())["state"]
-    values = saved["strategy"]["state"]["values"]
-    assert values and any(v > 0 for v in values.values())
-    # Three tasks of one evolution, twice each: after the last step there is no evolution.
-    assert saved["ledger"]["rollouts/probe"] == 3 * 2
-    born = [t["lineage"]["kind"] for t in rows(run_of("curriculum"), "tasks.jsonl")]
-    assert born == ["initial"] * 8 + ["random"] * 3
-
-
-@pytest.mark.nightly
-def test_replayed_successes_are_learned_from(run_of):
-    metrics = rows(run_of("replay"), "metrics.jsonl")
-    kept = [m["signals"]["replayed"] for m in metrics]
-    assert kept[-1] > 0
-    for before, m in zip([0, *kept], metrics, strict=False):
-        assert (m.get("ce", 0.0) > 0) == (
-            before > 0
-        )  # nats that the learner saw, from the step after the first success
-
-
-def test_hints_reach_the_prompt_masked_and_are_recorded(run_of):
-    shown = [
-        t
-        for path in sorted((run_of("memory") / "trajectories").iterdir())
-        for t in map(json.loads, path.open())
-    ]
+def test_hints_reach_the_prompt_masked_and_are_recorded(with_memory):
+    paths = sorted((with_memory / "trajectories").iterdir())
+    shown = [t for path in paths for t in map(json.loads, path.open())]
     hinted = [t for t in shown if t["hints"]]
     assert hinted and not any(t["rollout_index"] % 2 for t in hinted)
     for t in hinted:
@@ -297,12 +257,12 @@ def test_hints_reach_the_prompt_masked_and_are_recorded(run_of):
         assert text[:30] in head and t["queries"][0] in head
         for at, text in t["hints"][1:]:
             assert text == "Try again." and t["steps"][at - 1]["error"] and text in rest
-    assert sum(m["signals"]["hinted"] for m in rows(run_of("memory"), "metrics.jsonl")) > 0
+    assert sum(m["signals"]["hinted"] for m in rows(with_memory, "metrics.jsonl")) > 0
 
 
-def test_evaluation_gives_the_same_tasks_with_help_once_there_is_a_memory(run_of):
+def test_evaluation_gives_the_same_tasks_with_help_once_there_is_a_memory(with_memory):
     """A run that is killed before the last evaluations makes them again, to the same bits."""
-    workdir = run_of("memory")
+    workdir = with_memory
     evaluated = rows(workdir, "evaluations.jsonl")
     assert [(r["step"], r["set"]) for r in evaluated] == [
         (0, "iid"), *((step, name) for step in (2, 4) for name in ("iid", "iid+help"))
@@ -322,23 +282,18 @@ def test_evaluation_gives_the_same_tasks_with_help_once_there_is_a_memory(run_of
     (workdir / "summary.json").unlink()
     for step in (3, 4):
         shutil.rmtree(workdir / f"checkpoints/step_{step:08d}")
-    train(settings(SMALL_ONES[-1], **{"evaluation.every": 2}), workdir)
+    train(settings(MEMORY, **{"evaluation.every": 2}), workdir)
     assert rows(workdir, "evaluations.jsonl") == evaluated
 
 
 def test_settings_of_a_strategy_are_config_keys():
-    config = settings("tests.support.strategies.curriculum", **{"strategy.tau": 2.0})
-    assert config.strategy.to_dict() == {
-        "name": "tests.support.strategies.curriculum",
-        "rate": 0.5,
-        "tau": 2.0,
-    }
-    assert settings("static", **{"strategy.name": "tests.support.strategies.curriculum"}).strategy.tau == 0.4
+    name = "tests.support.strategies.faulty"
+    config = settings(name, **{"strategy.fault": "late"})
+    assert config.strategy.to_dict() == {"name": name, "fault": "late"}
+    assert settings("static", **{"strategy.name": name}).strategy.fault == faulty.DEFAULTS["fault"]
     config = settings("static")
-    config.strategy.name = "tests.support.strategies.curriculum"
-    with pytest.raises(
-        ValueError, match="config.strategy lacks rate, tau.*strategy=tests.support.strategies.curriculum"
-    ):
+    config.strategy.name = name
+    with pytest.raises(ValueError, match=f"config.strategy lacks fault.*strategy={name}"):
         configs.check(config)
     with pytest.raises(
         ValueError,
