@@ -637,62 +637,15 @@ def test_a_table_of_one_seed_has_no_intervals():
 # Signal quality
 
 
-def new_task(name, signal, step, calls, first, focus=()):
-    lineage = {"kind": "signal" if signal else "random", "signal": signal, "step": step, "focus": list(focus)}
-    record = {"first_score": first, "trained": int(first is not None)}
-    return {"id": name, "lineage": lineage, "turns": [{"calls": [{}] * calls}], "record": record}
-
-
-@pytest.mark.nightly
-def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_path):
-    cells = [Cell("coevolve", 0), Cell("random", 0)]
-    tasks = {
-        "coevolve": [
-            new_task("a", "boundary", 4, 3, 0.25, ["cp"]),
-            new_task("b", "boundary", 24, 3, 0.75, ["cp", "ls"]),
-            new_task("c", "rare", 4, 2, None, ["never"]),
-            new_task("d", None, 4, 3, 1.0),  # born of no signal
-        ],
-        "random": [
-            new_task("x", None, 4, 3, 0.5),
-            new_task("y", None, 4, 3, 1.0),
-            new_task("z", None, 24, 2, 0.0),
-            new_task("own", "rare", 9, 3, 1.0),  # free exploration is not compared with itself
-        ],
-    }
-    for cell in cells:
-        cell.workdir(tmp_path).mkdir(parents=True)
-        text = "\n".join(json.dumps(t) for t in tasks[cell.arm])
-        (cell.workdir(tmp_path) / "tasks.jsonl").write_text(text)
-    success = {
-        ("coevolve", "cp"): (1, 5, 9), ("coevolve", "ls"): (8, 8, 7),
-        ("random", "cp"): (1, 2, 4), ("random", "ls"): (8, 8, 8),
-    }  # fmt: skip
-    rows = [
-        {"arm": arm, "seed": 0, "set": "iid", "step": step, "calls": tool, "successes": n, "trials": 10}
-        for (arm, tool), points in success.items()
-        for step, n in zip((0, 20, 40), points)
-    ]
-    boundary, rare = quality(tmp_path, cells, rows)
-    assert (boundary["signal"], boundary["new_tasks"], rare["signal"]) == ("boundary", 2, "rare")
-    assert boundary["precision"] == pytest.approx((0.75 + 0.25) / 2)
-    assert boundary["matched_precision"] == 0.75  # task a's alone: nothing matches b
-    assert boundary["against_precision"] == pytest.approx(0.25)  # x and y match a
-    # Task a: cp from step 0. Task b, born after step 25: cp and ls from step 20.
-    assert boundary["gain"] == pytest.approx((0.8 + 0.4 - 0.1) / 3)
-    assert boundary["against_gain"] == pytest.approx((0.3 + 0.2 + 0.0) / 3)
-    assert rare["precision"] is None and rare["gain"] is None
-    found = results.summarise(made_up(0.1, seeds=1), [budget("static", 0)], PLAN)
-    text = table({**found, "signals": [boundary, rare]})
-    assert "boundary        2 new tasks    50.0%    75.0% (25.0%)" in text
-
-
 def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setting(tmp_path):
     settings = [(("evolution.every", every),) for every in (5, 10)]
     made = [(Cell(a, 0, s), a, 0.2 * i) for i, s in enumerate(settings) for a in ("random", "coevolve")]
     for cell, name, score in made:
         cell.workdir(tmp_path).mkdir(parents=True)
-        task = new_task("t", "rare" if name == "coevolve" else None, 4, 3, score)
+        signal = "rare" if name == "coevolve" else None
+        lineage = {"kind": "signal" if signal else "random", "signal": signal, "step": 4, "focus": []}
+        record = {"first_score": score, "trained": 1}
+        task = {"id": "t", "lineage": lineage, "turns": [{"calls": [{}] * 3}], "record": record}
         (cell.workdir(tmp_path) / "tasks.jsonl").write_text(json.dumps(task))
     found = quality(tmp_path, [cell for cell, _, _ in made], [])
     shown = {row["arm"]: row["against_precision"] for row in found}

@@ -542,6 +542,9 @@ def test_signals_task_by_task(folder, found):
             mean(failed), mean(matched), mean(theirs),
         )  # fmt: skip
         assert (row["gain"], row["against_gain"]) == (mean(own), mean(other))
+        (told,) = [x for x in table(found).splitlines() if f" {row['signal']:<12}{n:>5} new tasks" in x]
+        shares = f"{row['precision']:6.1%}   {row['matched_precision']:6.1%} ({row['against_precision']:.1%})"
+        assert f" new tasks   {shares}" in told
 
 
 def test_the_page_of_a_comparison_says_the_same(folder, found):
