@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -123,27 +122,6 @@ def test_shared_wording_weighs_little():
     assert CountCosines(corpus[:1], features, corpus[2:])(corpus[1])[0] < 0.05
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_bounded_and_symmetric(a, b):
-    one, two = random_task("one", np.random.default_rng(a)), random_task("two", np.random.default_rng(b))
-    cosines = CountCosines([one, two], features)
-    similarities = cosines(one), cosines(two)
-    assert all((0 <= s).all() and (s <= 1).all() for s in similarities)
-    assert similarities[0][1] == pytest.approx(similarities[1][0], abs=1e-6)
-    assert similarities[0][0] == pytest.approx(1.0, abs=1e-6)
-
-
-def test_cosine_equals_the_formula():
-    a, b = task("a", ("cd", "docs")), task("b", ("cd", "pictures"))
-    # Shared (2 of 2 tasks): eight words, "the" twice, and the tool. Own (1 of 2): a word and a value each.
-    shared, own = np.log(3 / 2.5), np.log(3 / 1.5)
-    counts = np.array([1, 2, 1, 1, 1, 1, 1, 1, 1])
-    dot = np.sum(counts**2) * shared**2
-    expected = dot / (dot + 2 * own**2)
-    assert CountCosines([a, b], features)(a)[1] == pytest.approx(expected, abs=1e-6)
-
-
 def test_no_evaluation_tasks_and_scenarios_without_calls():
     guard = LeakGuard([])
     assert guard.nearest(EVALUATION[0]) == ("features", 0.0, None) and guard.check(EVALUATION[0]) is None
@@ -174,17 +152,6 @@ def test_threshold_is_inclusive_and_checked():
     for bad in (0.0, 1.1, float("nan")):
         with pytest.raises(ValueError, match="threshold"):
             LeakGuard(EVALUATION, bad)
-
-
-def test_300_evaluation_tasks_take_less_than_two_milliseconds_each():
-    guard = LeakGuard([random_task(f"e{i}", np.random.default_rng([1, i])) for i in range(300)])
-    new = [random_task("n", np.random.default_rng([2, i])) for i in range(50)]
-    seconds = []
-    for one in new:
-        start = time.thread_time()  # it computes, and waits for nothing
-        guard.check(one)
-        seconds.append(time.thread_time() - start)
-    assert np.median(seconds) < 2e-3
 
 
 class Dense:
