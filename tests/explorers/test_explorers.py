@@ -13,18 +13,15 @@ from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Episode
-from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.scripted import tools as tools_module
 from coevolve_jax.explorers.scripted.abstractor import instruction, value_text, word
 from coevolve_jax.explorers.scripted.explorer import KEPT, remedies
 from coevolve_jax.explorers.scripted.tools import named_values, tokens, toolbox
-from coevolve_jax.synthesis.explore import explore, unguided
+from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.types import Call, Observation, Task, Triplet, Turn
 from tests.support.explorer_cases import evidence, file_task, trajectory
 from tests.support.paths import ROOT
-
-CALLS = dict(rounds=2, steps=8)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +33,6 @@ def pool():
 @pytest.fixture(scope="module")
 def roles():
     return scripted.make(None, envs.load("bfcl"))
-
-
-def explored(roles, pool, contexts, *, rounds, steps):
-    """The triplets of each context."""
-    rng = np.random.default_rng(0)
-    found = explore(roles.explorer, bfcl.tools, pool, contexts, rounds=rounds, steps=steps, rng=rng)
-    return [e.triplets for e in found]
 
 
 # Reflection
@@ -59,41 +49,7 @@ def test_boundary_focus_is_where_successes_and_failures_part(roles):
     assert context.signal == "boundary" and context.id == "boundary/5/t/1"
 
 
-def test_rare_and_forgetting_focus(roles):
-    walk = trajectory(0, 0.0, ("ls", {}, None), ("diff", {}, None), ("pwd", {}, None))
-    task = file_task(Call("cd", {"folder": "sub"}), Call("touch", {"file_name": "b"}))
-    rare, lost = roles.reflector.reflect(
-        [evidence("rare", file_task(), walk, pattern="diff"), evidence("forgetting", task, walk)]
-    )
-    assert rare.focus_pattern == ("diff", "ls")
-    assert lost.focus_pattern == ("cd", "touch")
-
-
 # Exploration
-
-
-@pytest.mark.parametrize("kind", ["forgetting", "boundary", "rare"])
-def test_guided_exploration_turns_to_its_focus(roles, pool, kind):
-    task = file_task(Call("touch", {"file_name": "b.txt"}), Call("sort", {"file_name": "a.txt"}))
-    focus = ("touch", "sort") if kind != "rare" else ("sort",)
-    context = dataclasses.replace(unguided(task, kind), signal=kind, focus_pattern=focus)
-    free = unguided(task, "free")
-    guided, plain = (explored(roles, pool, [c] * 6, **CALLS) for c in (context, free))
-
-    def share(groups):
-        return np.mean([t.call.name in focus for g in groups for t in g])
-
-    assert share(guided) > 2 * share(plain)
-
-
-def test_mistakes_to_avoid_are_not_repeated(roles, pool):
-    task = file_task(Call("touch", {"file_name": "b.txt"}))
-    avoid = ('touch({"file_name": "b.txt"}): {"error": "x"}',)
-    context = dataclasses.replace(unguided(task, "c"), signal="boundary", focus_pattern=("touch",))
-    made = explored(roles, pool, [context, dataclasses.replace(context, avoid=avoid)], rounds=6, steps=3)
-    lines = [[signature(t.call) for t in group] for group in made]
-    assert 'touch({"file_name": "b.txt"})' in lines[0]
-    assert 'touch({"file_name": "b.txt"})' not in lines[1]
 
 
 def test_error_messages_point_to_tools():
