@@ -274,8 +274,9 @@ def states_equal(a, b) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def test_a_dead_batch_takes_no_step_on_momentum(params):
-    learner = make_learner(params, kl_coef=0.0, weight_decay=0.1)
+@pytest.mark.parametrize("offload", [False, True], ids=["device", "host"])
+def test_a_dead_batch_takes_no_step_on_momentum(params, offload):
+    learner = make_learner(params, kl_coef=0.0, weight_decay=0.1, optimizer_offload=offload)
     state, metrics = learner.update(
         learner.init(params), policy_batch(np.random.default_rng(8), [1, -1, 0.5, 2])
     )
@@ -288,7 +289,9 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
         state, metrics = learner.update(state, dead)
         assert not metrics["applied"] and metrics["finite"]
         assert states_equal(before, state)
-    # With a KL term, tokens without an advantage still have a gradient.
+
+
+def test_with_a_kl_term_tokens_without_an_advantage_have_a_gradient(params):
     learner = make_learner(params, kl_coef=0.5)
     state, metrics = learner.update(
         learner.init(moved(params)), policy_batch(np.random.default_rng(8), [0, 0, 0, 0])

@@ -82,6 +82,12 @@ def base_scores(params, batch):
     return np.where(flat.mask, chosen, 0).reshape(batch.mask.shape)
 
 
+def test_first_adapters_have_the_variance_1_by_in_and_differ():
+    base = {"layers": {name: {"kernel": np.zeros((2, 64, 8), np.float32)} for name in ("q_proj", "k_proj")}}
+    q, k = (own["lora_a"] for own in lora.init(jax.random.key(0), base, 4, "proj")["layers"].values())
+    assert q.std() == pytest.approx(1 / 8, rel=0.2) and (q != k).all()
+
+
 def test_only_adapters_are_trained_and_kept_by_the_optimiser(params, trained):
     _, base, first, _, state = trained
     for a, b in zip(jax.tree.leaves(base), jax.tree.leaves(params)):

@@ -246,6 +246,7 @@ def test_a_spread_is_exactly_zero_without_difference_and_the_group_then_dropped(
     spreads = {group: spread(rewards) for group, rewards in groups.items()}
     assert spreads == {"a": 0.0, "b": 0.5, "none": 0.0, "one": 0.0}
     assert drop_zero_variance(spreads) == {"b": 0.5}
+    assert drop_zero_variance({"equal": 0.0, "close": 1e-9}) == {"close": 1e-9}
 
 
 filter_by = partial(filter_groups, z=1.28, decay=0.1, warmup=20, keep=0.5)

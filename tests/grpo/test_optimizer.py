@@ -81,6 +81,18 @@ def test_clipping_is_optaxs(limit):
     assert optax.tree.norm(ours.update(trees[1], ours.init(trees[1]))[0]) == pytest.approx(min(5, limit))
 
 
+def test_a_step_is_adamws():
+    c, params = learner_config(adam_b1=0.8, weight_decay=0.1), {"kernel": jnp.asarray([1.0, -2.0, 3.0])}
+    optimizer, rng = make_optimizer(c, 0.01), np.random.default_rng(0)
+    state, m, v = optimizer.init(params), 0.0, 0.0
+    for t in (1, 2, 3):
+        g = 0.1 * rng.normal(size=3)  # too short to be clipped
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        adam = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
+        updates, state = optimizer.update({"kernel": jnp.asarray(g, jnp.float32)}, state, params)
+        np.testing.assert_allclose(updates["kernel"], -0.01 * (adam + 0.1 * params["kernel"]), rtol=1e-4)
+
+
 def test_only_matrices_decay_and_embeddings_on_request(params):
     zero = jax.tree.map(jnp.zeros_like, params)
     for embeddings in (False, True):

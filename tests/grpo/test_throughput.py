@@ -73,6 +73,8 @@ def test_a_batch_counts_by_its_samples_without_padding():
         params = init_params()
         for passes, changes in ((4, {}), (3, {"kl_coef": 0.0}), (3, {"lora_rank": 2})):
             assert make_learner(params, **changes).flops(batch, 1) == passes * one
+        given = batch._replace(ref_logprobs=batch.advantages)  # then the reference does not run
+        assert make_learner(params).flops(given, 1) == 3 * one
         scoring = make_learner(params, epochs=2, tis_cap=2.0, kl_coef=0.0)
         assert scoring.flops(batch, 2) == (2 * 3 + 1) * one
 
