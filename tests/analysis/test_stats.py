@@ -156,10 +156,12 @@ def test_held_out_uses_tasks_where_they_are_listed():
     assert stats.held_out({**summary, "held_out": {}}) is stats.held_out({}) is None
     other = {"before": {"by_task": tasks}, "after": {"by_task": {"x": [1, 1]}}}
     assert stats.held_out({**summary, "held_out": other}) is None
-    # The tasks of four scenarios are four pieces of evidence.
-    where = {"before": {"by_task": tasks, "scenarios": {name: f"s{int(name[1:]) % 4}" for name in tasks}}}
-    clustered = stats.held_out({**summary, "held_out": {**summary["held_out"], **where}})
-    assert clustered.paired.clusters == 4 and clustered.paired.p == 2 / 2**4
+    # The tasks of four scenarios are four pieces of evidence, whichever side names these.
+    scenarios = {name: f"s{int(name[1:]) % 4}" for name in tasks}
+    for when, side in summary["held_out"].items():
+        sides = {**summary["held_out"], when: {**side, "scenarios": scenarios}}
+        clustered = stats.held_out({**summary, "held_out": sides})
+        assert clustered.paired.clusters == 4 and clustered.paired.p == 2 / 2**4
     # t0 had no valid rollout afterwards: the comparison leaves it out, and the rate has no trial of it.
     invalid = {"before": {"by_task": tasks}, "after": {"by_task": {**better, "t0": [0, 0]}}}
     result = stats.held_out({**summary, "held_out": invalid})

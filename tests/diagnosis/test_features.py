@@ -6,10 +6,11 @@ import pytest
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.builtin import BUILTIN
 from coevolve_jax.diagnosis.features import FIELDS, fields, step_row, trajectory_row
+from coevolve_jax.diagnosis.trends import trend
 from coevolve_jax.records import health
-from coevolve_jax.types import Call, Group, Step, TrainingSample
+from coevolve_jax.types import QUERY, Call, Group, Step, TrainingSample
 from tests.records.test_health import BAD, sound
-from tests.support.method_cases import a_group, a_rollout, a_step, a_task
+from tests.support.method_cases import TINY, a_group, a_rollout, a_step, a_task
 
 TASK = a_task("t", "ls", "wc", "cat", turns=2, kind="signal")
 STEPS = [
@@ -36,6 +37,8 @@ def test_a_rollouts_row_counts_what_it_did():
     for f in FIELDS:
         if f.name in row:
             assert type(row[f.name]) is KINDS[f.type]
+    twice = trajectory_row(a_rollout(TASK, 0, False, [a_step("ls")]), a_task("t", "ls", "ls", kind=QUERY))
+    assert (twice["missed_reference"], twice["is_new_task"]) == (1, False)
     bare = trajectory_row(a_rollout(TASK, 0, True).without_tokens(), TASK)
     assert not {"logprob_mean", "staleness"} & set(bare) and bare["calls"] == 3
 
@@ -57,6 +60,9 @@ def test_a_steps_row_has_every_field_that_a_formula_may_name():
     unknown = {"entropy", "grad_norm", "clip_fraction", "length_reward"}  # no metric; all are equally long
     assert set(row) == set(fields("step")) - unknown
     assert step_row(groups[:1], samples)["spread"] == 0.5
+    uneven = [a_rollout(TASK, 0, True, logprob=-1.0, tokens=2), a_rollout(TASK, 1, True, tokens=6)]
+    row = step_row([Group(TASK, tuple(uneven)), Group(a_task("q", "ls", kind=QUERY), ())])
+    assert row["logprob_mean"] == (2 * -1.0 + 6 * -0.5) / 8 and row["new_tasks"] == 0.5
 
 
 def taught(groups):
@@ -98,3 +104,12 @@ def test_version_0_of_a_rollout_is_its_own_behaviour():
         b.id: expressions.compile(b.formula, "trajectory") for b in BUILTIN if "trajectory" in b.units
     }
     assert formulas["repeated"].value(idle) is None and formulas["steps"].value(idle) == 1
+
+
+def test_a_trend_is_of_the_first_and_last_quarter_which_have_a_step_at_least():
+    health_of = {"zero_variance_groups": 0.75, "active_groups": 0.2}
+    rows = [{"success": success, "health": health_of} for success in (0.1, 0.3, 0.9)]
+    for steps, first, last in ((rows, 0.1, 0.9), (rows * 3, 0.2, 0.6)):
+        found = trend(TINY, steps)
+        told = [found[name] for name in ("success_first", "success_last", "gain", "kept")]
+        assert told == pytest.approx([first, last, last - first, 0.8])

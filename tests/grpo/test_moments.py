@@ -132,6 +132,11 @@ def test_the_plan_has_the_moments_with_the_host_and_a_layer_of_them_on_the_devic
     assert (after.host, after.optimizer) == (before.optimizer, 0)
     assert 0 < after.in_flight < after.host / 16 and after.total == before.total - after.host
     assert not before.fits(TOPOLOGIES["h100-8"]) and after.fits(TOPOLOGIES["h100-8"])
+    small = load_file(ROOT / "configs" / "bfcl_qwen2_5_0_5b.py")
+    small.learner.optimizer_offload = True
+    one = plan.make_mesh(TOPOLOGIES["gpu-1x24"], {})
+    tied = plan.plan(plan.load_model(small.model), small.learner, one, rows=1, length=1024)
+    assert tied.in_flight == 4 * 4 * (151_936 * 896 + 896)  # its embedding is larger than a layer
     told = plan.table(config, ["h100-8"], [25600], 1)
     each = 8 * after.host / plan.GB
     assert f"h100-8: the moments take {each:.1f} GB of the memory of each host." in told

@@ -9,7 +9,7 @@ import pytest
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.harness.audit import Audit, comparable, replay
+from coevolve_jax.harness.audit import JUDGED, Audit, comparable, replay
 from coevolve_jax.harness.parts import Parts
 from coevolve_jax.testing import leaky
 from coevolve_jax.types import Call, Outcome, Step, Task, Trajectory, Turn
@@ -99,6 +99,17 @@ def test_a_task_without_reference_calls_is_not_compared_with_an_untouched_world(
         patched.setattr("coevolve_jax.harness.evidence.successes", won.get)
         told = parts._audit("v000", {0: "run"})
     assert [t for t, _ in asked] == [task] and (told["judged"], len(told["rejected"])) == (1, 1)
+
+
+def test_the_audit_draws_successes_of_all_runs_by_chance_and_the_same_ones_again(task, monkeypatch):
+    won = {run: [(task, rollout(task, i=i)) for i in range(JUDGED)] for run in "ab"}
+    monkeypatch.setattr("coevolve_jax.harness.evidence.successes", won.get)
+    parts = object.__new__(Parts)
+    parts._settings = SimpleNamespace(audit="replay", seed=0)
+    parts._store = SimpleNamespace(audit=lambda rollouts: ["No."] * len(rollouts))
+    first, again, other = (parts._audit(v, {0: "a", 1: "b"})["rejected"] for v in ("v001", "v001", "v002"))
+    assert len(first) == JUDGED and first == again != other
+    assert 20 < sum(row["seed"] for row in first) < 44  # half of them, of 64
 
 
 def test_a_lost_world_is_no_success_and_all_worlds_are_closed(task):

@@ -135,9 +135,11 @@ def test_limits_cut_what_is_beyond_them_and_not_what_reaches_them():
     cut = lambda changes, group: tried(changes, run_of(group)).checks["cut"].value
     assert messages > 1 and cut({"rollout.max_messages": messages}, won) == 0
     assert cut({"rollout.max_messages": messages - 1}, won) == 1
-    # Calls of one message are one step, and a text that is ignored is none.
+    last = spans(won.trajectories[0])[-1].start + START.rollout.max_new_tokens  # it may have all of them
+    assert cut({"rollout.max_length": last}, won) == 0 and cut({"rollout.max_length": last - 1}, won) == 1
+    # Calls of one message are one step, a text that is ignored is none, and each turn has the limit.
     steps = tuple(dataclasses.replace(a_step("ls"), message=n // 3) for n in range(6))
-    steps += (Step(0, "?", None, "", error=True, message=2),)
+    steps += (Step(0, "?", None, "", error=True, message=2), a_step("ls", turn=1))
     several = Group(won.task, tuple(dataclasses.replace(t, steps=steps) for t in won.trajectories))
     assert cut({"rollout.max_steps": 2}, several) == 0 and cut({"rollout.max_steps": 1}, several) == 1
 
@@ -170,6 +172,12 @@ def test_what_the_parent_does_itself_is_not_refused():
     assert backtest(paid, configs.override(paid, {"learner.learning_rate": 9e-4}), [LONG]).refused is None
     faster = backtest(paid, configs.override(paid, {"learner.learning_rate": 9e-4}), [CLOSE])
     assert faster.checks["order"] == Check(0, 0, True)
+    for name in ("sign_success", "sign_failure", "cut"):
+        changes, run = CASES[name][0]
+        bad = configs.override(START, changes)
+        other = {"rollout.max_steps": 20} if name == "cut" else {"learner.learning_rate": 9e-4}
+        told = backtest(bad, configs.override(bad, other), [run])
+        assert told.refused is None and told.checks[name].value == 0
     without = backtest(paid, configs.override(paid, {"reward.terms": ()}), [LONG])
     assert without.refused is None and without.forecast["live"] == 0.5  # the groups that it loses were paid
 
@@ -258,6 +266,9 @@ def test_replayed_draws_give_recorded_groups_of_tasks_that_are_born():
     late = dataclasses.replace(run[0][1].task.lineage, step=2)
     run[0][1] = Group(dataclasses.replace(run[0][1].task, lineage=late), run[0][1].trajectories)
     assert draws.live_drawn(START, [run]) == (4.0, 4.0)
+    unsolved = run_of(*(group(name, 0, calls) for name in "abcd"))
+    paid = configs.override(START, BONUS)  # with which these groups have a spread
+    assert [draws.live_drawn(c, [unsolved])[0] for c in (START, paid)] == [0.0, 4.0]
     dead, full = (tried(EVOLVED, revisited(won)) for won in (0, 5))
     assert dead.forecast["live"] < 0.8 * full.forecast["live"]
     dead = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))

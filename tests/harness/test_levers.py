@@ -130,6 +130,8 @@ def test_more_epochs_stretch_the_schedule_and_fewer_shorten_it(schedule, warm):
         more, fewer = (rates(c) for c in ((made, own) if move == "up" else (own, made)))
         rise = min(own.learner.warmup_steps, made.learner.warmup_steps)
         assert more[::2][rise:] == pytest.approx(fewer[rise:], rel=1e-4) and fewer[-1] > 0
+    short = configs.override(own, {"learner.warmup_steps": 1, "learner.decay_steps": 2})
+    assert levers.table(short)["learner.epochs"].moves(short)["down"]["learner.decay_steps"] == 2
     constant = configs.override(CONFIG, {"learner.warmup_steps": warm})
     assert TABLE["learner.epochs"].moves(constant) == {"up": {"learner.epochs": 2}}
 
@@ -147,8 +149,10 @@ def test_a_schedule_comes_down_by_the_end_and_keeps_the_optimiser_that_a_fork_ne
                 made = levers.changed(own, levers.move(table, own, lever, move))
                 assert names(made) == names(own)
                 tried.add((own.learner.schedule, move, made.learner.decay_steps))
+    twice = configs.override(CONFIG, {"learner.warmup_steps": 3, "learner.epochs": 2})
+    ends = [changes["learner.decay_steps"] for changes in TABLE["learner.schedule"].moves(twice).values()]
     end = CONFIG.steps
-    assert tried == {
+    assert ends == [2 * end] * 2 and tried == {
         ("constant", "x3", 0), ("constant", "/3", 0), ("constant", "cosine", end),
         ("constant", "linear", end), ("cosine", "linear", 9),
     }  # fmt: skip
@@ -172,6 +176,12 @@ def test_a_batch_keeps_its_size_when_groups_grow():
         assert (
             made.group_size * made.tasks_per_step == CONFIG.rollout.group_size * CONFIG.rollout.tasks_per_step
         )
+
+
+def test_no_move_of_groups_leaves_half_a_task():
+    odd = configs.override(CONFIG, {"rollout.group_size": 8, "rollout.tasks_per_step": 5})
+    moves = levers.table(odd)["rollout.group_size"].moves(odd)
+    assert moves == {"/2": {"rollout.group_size": 4, "rollout.tasks_per_step": 10}}
 
 
 def test_reward_terms_stay_small_and_can_always_shrink():

@@ -38,7 +38,7 @@ def under_way(tmp_path, steps):
     return found
 
 
-def test_a_sentence_names_steps_target_and_hours_left(tmp_path):
+def test_a_sentence_names_steps_target_and_hours_left(tmp_path, monkeypatch):
     found = under_way(tmp_path, steps=6)
     told = progress.training(found.campaign)
     steps = found.campaign.plan()["config"]["steps"]
@@ -49,6 +49,9 @@ def test_a_sentence_names_steps_target_and_hours_left(tmp_path):
     # A made-up step takes two seconds: 2 seeds of this version, and of two more.
     assert told.hours == (2 * steps - 6) * 2 / 3600
     assert told.all_hours == (2 * steps - 6 + 2 * 2 * steps) * 2 / 3600
+    plan = found.campaign.plan() | {"told": {"jobs": 8}}  # more than runs, of which two are of a version
+    monkeypatch.setattr(found.campaign, "plan", lambda: plan)
+    assert progress.training(found.campaign).hours == told.hours / 2
     text = progress.sentence(told)
     assert text.startswith(f"v001: seed 0 at step 6 of {steps}, seed 1 at step 0 of {steps}, success ")
     assert (

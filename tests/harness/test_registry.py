@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from coevolve_jax.diagnosis import expressions
 from coevolve_jax.diagnosis.features import fields
-from coevolve_jax.harness import diagnostics, registry
+from coevolve_jax.harness import diagnostics, registry, separation
+from coevolve_jax.harness.evidence import Half
 from coevolve_jax.harness.registry import (
     Diagnostic,
     Evidence,
@@ -80,7 +81,7 @@ def test_the_auc_is_the_share_of_pairs_within_groups(members):
     assert told.auc == (pytest.approx(np.mean(pairs)) if pairs else None) and told.p is None
 
 
-def test_p_is_exact_over_all_relabellings_and_the_normal_form_agrees():
+def test_p_is_exact_over_all_relabellings_and_the_normal_form_agrees(monkeypatch):
     rng, group = np.random.default_rng(0), np.repeat(np.arange(3), 4)
     values, marked = (
         np.array([3, 1, 1, 2, 5, 4, 4, 1, 9, 7, 8, 7.0]),
@@ -101,6 +102,11 @@ def test_p_is_exact_over_all_relabellings_and_the_normal_form_agrees():
     told = separate(x(many.rows), ~many.solved, many.group, rng, 400)
     shuffled = separate(x(many.rows), ~many.solved, many.group, rng, 20_000)
     assert told.p == shuffled.p < 1e-4  # too small for permutations: the normal form has it
+    small = made_up(EVEN[:180], np.random.default_rng(1), size=4, auc=0.55)
+    how = x(small.rows), ~small.solved, small.group
+    resolved = separate(*how, np.random.default_rng(0), 4000).p
+    monkeypatch.setattr(separation, "RESOLVED", 10**6)
+    assert 0.05 < resolved < 0.1 and separate(*how, rng, 1).p == pytest.approx(resolved, rel=0.1)
 
 
 def test_noise_is_not_registered_and_its_p_is_uniform():
@@ -128,6 +134,7 @@ def test_the_half_that_a_proposer_sees_never_decides():
     strong, none = made_up(ODD[:150], rng, auc=0.99), made_up(EVEN[:130], rng)
     assert "It has 0 mixed groups of 0 runs" in test_of(strong).refused
     assert "nearer than" in test_of(join(strong, none)).refused
+    assert registry.testable(join(strong, none)) and not registry.testable(strong)
     shown, tested = registry.halves(join(strong, none))
     assert set(shown.task) == set(strong.task) and set(tested.task) == set(none.task)
 
@@ -154,6 +161,9 @@ def test_the_version_after_which_a_value_was_proposed_is_no_later_one():
         so_far = {v: own for v, own in rows.items() if v <= last}
         (found,) = diagnostics.evolved([born], last, so_far, ["v001"], rng)
         assert found.status == status
+        own = rows["v001"]  # alone promoted
+        means = [np.mean([r["errors"] for r in own.where(own.run == run).rows]) for run in set(own.run)]
+        assert (found.warn, found.alert) == pytest.approx(tuple(np.percentile(means, (95, 99))))
 
 
 def test_a_hash_of_the_task_says_nothing_and_a_constant_neither():
@@ -258,6 +268,17 @@ def test_what_foretells_nothing_is_refused_with_a_reason():
     assert "above the level" in refused(runs_of([3, 0, 5, 1, 4, 2], x))
     assert refused(runs_of(x, x)) is None  # p is 2 of 720 orders
     assert "above the level" in refused(runs_of(x, x), number=5)
+
+
+def test_the_bounds_of_a_value_of_steps_are_those_of_promoted_versions():
+    rng, kl = np.random.default_rng(13), Diagnostic("kl", "step", "kl", "either", "tracked")
+    steps = {f"v{i:03d}": [{"kl": 10.0 * i + j} for j in range(4)] for i in range(7)}
+    first = {v: [Half(own, -own[0]["kl"])] * 2 for v, own in steps.items()}
+    rows = {v: made_up(EVEN[:2], rng, runs=(f"{v}/0", f"{v}/1")) for v in first}
+    (found,) = diagnostics.evolved([kl], "v006", rows, ["v000", "v002"], rng, halves=lambda: first)
+    assert (found.status, found.direction) == ("registered", "up_is_bad")
+    values = [row["kl"] for v in ("v000", "v002") for row in steps[v]] * 2
+    assert (found.warn, found.alert) == pytest.approx(tuple(np.percentile(values, (95, 99))))
 
 
 def test_two_seeds_of_a_version_are_one_observation():

@@ -20,7 +20,7 @@ from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.models.paged import PAGE, init_pages
 from coevolve_jax.models.rope_scaling import Yarn
-from coevolve_jax.planning import plan
+from coevolve_jax.planning import plan, rollouts
 from coevolve_jax.planning.sizes import shard_bytes
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
@@ -75,8 +75,9 @@ def test_parameters_and_moments_are_the_published_models_and_are_split_over_the_
     config.learner.kl_coef = old
     assert free.reference == 0 and free.total == split.total - split.reference
     assert whole.activations == split.activations
-    gathered = split.layer - whole.layer
-    assert gathered > 0  # weights of one layer, whole on each device while it works
+    # Split weights of a layer are gathered, and the next one's, and there is the gradient of the whole.
+    layer = sum(math.prod(p.shape[1:]) for p in jax.tree.leaves(params["layers"]))
+    assert split.layer - whole.layer == 2 * layer * jnp.dtype(config.learner.dtype).itemsize
 
 
 def measured_bytes(length: int, learner) -> int:
@@ -128,6 +129,14 @@ def test_options_cost_what_they_should(configs):
     halves = plan.plan(model, learner, mesh, rows=1, length=16384)
     assert halves.parameters == base.parameters and halves.logprobs == base.logprobs
     assert 2 * halves.activations == base.activations and base.layer / 2 < halves.layer < base.layer
+    rows = 16384 * model.num_key_value_heads * model.head_dim * 2  # bytes of keys, of values, of a gradient
+    quarters = plan.make_mesh(plan.Topology(8, 0), {"context": 4})
+    quarters = plan.plan(model, learner, quarters, rows=1, length=16384)
+    assert base.layer - halves.layer + 4 * rows == 2 * (halves.layer - quarters.layer)
+    low = learner.copy_and_resolve_references()
+    low.param_dtype = "bfloat16"
+    low = plan.plan(model, low, fsdp(8), rows=1, length=16384)  # a micro-batch's own gradient is added whole
+    assert 2 * low.parameters == base.parameters and low.gradients == base.gradients + low.parameters
     split = plan.make_mesh(plan.Topology(8, 0), {"tensor": 4})
     assert dict(split.shape)["fsdp"] == 2
     assert plan.plan(model, learner, split, rows=1, length=16384).layer < base.layer / 2
@@ -233,6 +242,12 @@ def test_weights_are_counted_where_the_engine_has_its_own(configs):
     whole = engine(**{"engine.dtype": "float32", "engine.sharded": False})
     assert whole == pytest.approx(8 * 2 * engine(), rel=1e-3)  # norms are on every device
     assert not engine(**{"engine.name": "sglang"})
+
+
+def test_rows_of_the_cache_are_as_many_in_each_part(configs):
+    run = alone(configs, **{"engine.cache_tokens": 0, "engine.max_concurrency": 12})
+    rows = {parts: rollouts.cached_tokens(run, parts) / rollouts.longest(run) for parts in (1, 4, 8)}
+    assert rows == {1: 12, 4: 12, 8: 16}
 
 
 @pytest.mark.parametrize("tokens", [2**20, 0])
