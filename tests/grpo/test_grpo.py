@@ -328,18 +328,18 @@ def test_the_balance_of_the_routers_that_is_logged_is_the_one_in_the_loss():
     ],
 )
 def test_accumulated_microbatches_equal_the_big_batch(params, changes):
-    """Loss and gradient (to 3e-6 of its norm) agree for micro-batches of one row and one of all rows."""
+    """Metrics and gradient (to 3e-6 of its norm) agree for micro-batches of one row and one of all rows."""
     results = []
     for rows in (1, 4):
         learner = make_learner(params, rows_per_microbatch=rows, logprob_chunk=4096, **changes)
         batch = policy_batch(np.random.default_rng(9), [1, -1, 0.5, 2], (20, 30, 25, 28), rows)
         assert int(batch.used) == 4 // rows
         grads, metrics = jax.jit(learner.gradients)(moved(params), params, batch, batch.sampler_logprobs)
-        results.append((jax.device_get(grads), float(metrics["loss"])))
-    (one, loss), (big, big_loss) = results
+        results.append(jax.device_get((grads, metrics)))
+    (one, metrics), (big, wanted) = results
     difference = optax.tree.norm(jax.tree.map(np.subtract, one, big))
     assert difference < 3e-6 * optax.tree.norm(big)
-    assert loss == pytest.approx(big_loss, rel=1e-6, abs=1e-7)  # the loss may be a small difference
+    assert metrics == pytest.approx(wanted, rel=3e-6, abs=1e-7)  # the loss may be a small difference
 
 
 def test_truncated_importance_sampling_weighs_by_the_mismatch_and_clips_by_the_learners_own_ratio(params):

@@ -305,6 +305,7 @@ def test_several_epochs_compare_with_one_pass_before_the_first(params):
     assert len(learner.asked) == 1 and state.step == 3
     assert learned["ratio_max"] > 1.05  # in the last epoch, which is off-policy
     batch = packed(found, max_rows=4)
+    assert learned["flops"] == learner.flops(batch, 3)
     old = learner.learner.score(learner.learner.init(params), batch)
     delta = np.abs(old - batch.sampler_logprobs)[batch.mask]
     assert learned["mismatch_mean"] == pytest.approx(delta.mean(), rel=1e-4)  # in the first epoch
@@ -326,3 +327,6 @@ def test_an_update_that_is_not_finite_ends_the_run(params):
     sample = TrainingSample(broken, -sample.advantages)
     with pytest.raises(FloatingPointError, match="the last checkpoint is intact.*learning_rate"):
         learn(run_config(**NONE), learner, learner.init(params), [sample])
+    far = make_learner(params, learning_rate=1e38, **NONE)  # only the new parameters are too large
+    with pytest.raises(FloatingPointError, match=r"loss -?\d.*gradient norm \d.*or its step"):
+        learn(run_config(**NONE), far, far.init(params), rollouts_of(np.random.default_rng(8)))

@@ -269,6 +269,9 @@ def test_replayed_draws_give_recorded_groups_of_tasks_that_are_born():
     unsolved = run_of(*(group(name, 0, calls) for name in "abcd"))
     paid = configs.override(START, BONUS)  # with which these groups have a spread
     assert [draws.live_drawn(c, [unsolved])[0] for c in (START, paid)] == [0.0, 4.0]
+    same = [[group(f"t{i}", 8 if i % 2 else 4) for i in range(8)]] * 6
+    never, soon = (configs.override(START, {"data.retire_after": n}) for n in (0, 1))
+    assert draws.live_drawn(soon, [same])[0] > draws.live_drawn(never, [same])[0]  # visits are recorded
     dead, full = (tried(EVOLVED, revisited(won)) for won in (0, 5))
     assert dead.forecast["live"] < 0.8 * full.forecast["live"]
     dead = run_of(group("a", 0), group("b", 8), group("c", 4), group("d", 4))

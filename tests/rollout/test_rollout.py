@@ -116,6 +116,8 @@ def test_equal_endings_mean_equal_effects_and_answers(policy, env_pool):
     assert told(["Done.", *RIGHT[:1], *RIGHT[2:]]).ending != right.ending  # done in another turn
     assert told([other, *RIGHT]).ending != right.ending  # another state
     assert told([*RIGHT[:1], look, *RIGHT[1:]]).ending != right.ending  # another last answer
+    once, twice = [look, "Done.", "Done."], [look, "Done.", look, "Done."]
+    assert told(once).ending != told(twice).ending  # without an answer in the second turn
     assert told([*RIGHT[:2], render_call(Call("rm", {"file_name": "notes.txt"})), "Done."]).ending not in (
         right.ending,
         "",

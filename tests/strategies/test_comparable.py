@@ -276,6 +276,13 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
         agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
         (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
         assert agent.fits(task, answers) == (t.stop == "done") == (allowed == needed)
+    needed = max(len(turn.calls) for turn in task.turns)
+    for allowed in (needed - 1, needed):
+        agent = Agent(
+            Says(policy.chat, task), policy.chat, pool, bfcl.tools, Limits(4000, 64, allowed, 160), 1
+        )
+        (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
+        assert agent.fits(task, answers) == (t.stop == "done") == (allowed == needed)
 
 
 def _answers(pool, task):
