@@ -129,6 +129,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             state = learner.init(policy.params)
         else:
             step, state, saved = restored
+            print(f"{workdir} goes on after step {step} of {c.steps}.", file=sys.stderr)
             run_state = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
         run_state.inputs = inputs.begun_with(c, here, run_state.inputs)

@@ -56,11 +56,13 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_a_run_that_stops_on_the_way_goes_on_to_the_same_bits(whole, tmp_path):
+def test_a_run_that_stops_on_the_way_goes_on_to_the_same_bits(whole, tmp_path, capsys):
     assert train(settings("coevolve"), tmp_path / "run", until=2) == {}
+    assert "goes on after" not in capsys.readouterr().err
     assert len(rows(tmp_path / "run", "metrics.jsonl")) == 2
     assert not (tmp_path / "run" / "summary.json").exists()
     assert train(settings("coevolve"), tmp_path / "run", until=9)["steps"] == 4
+    assert f"{tmp_path / 'run'} goes on after step 2 of 4." in capsys.readouterr().err
     want, got = comparable(whole), comparable(tmp_path / "run")
     for name in want:
         assert got[name] == want[name], name
