@@ -42,6 +42,16 @@ def test_a_row_of_the_page_is_its_run(opening):
     assert truncated == f"{max(m['health']['truncated'] for m in steps):.1%}"
 
 
+def test_greedy_success_in_the_five_runs_is_that_of_their_files():
+    rows = [row for row in (NOTES / "smollm2.md").read_text().splitlines() if row.startswith("| 11-")]
+    rises = []
+    for row, name in zip(rows, RUNS.values(), strict=True):
+        before, after = (evaluation["greedy_success"] for evaluation in lines(f"{name}evaluations.jsonl"))
+        assert f"| {before:.1%}, {after:.1%} |" in row
+        rises.append(after > before)
+    assert sum(rises) == 2 and "success rises in two of five runs and falls in three" in prose()
+
+
 def test_the_run_against_overlong_rollouts_is_told_as_it_went():
     text = prose()
     steps, before = (lines(f"smollm2/{name}_metrics.jsonl") for name in ("overlong", "again"))
