@@ -13,8 +13,14 @@ RUNS = {
     "[the first]": "smollm2/",
     "the first by": "smollm2/demo_",
     "[on an H200]": "hardware/h200_smollm2_",
-    "this one": "smollm2/again_",
+    "[the same command again]": "smollm2/again_",
+    "[overlong rollouts punished]": "smollm2/overlong_",
 }
+
+
+def prose() -> str:
+    """The page without its line breaks, to look for a sentence in it."""
+    return " ".join((NOTES / "smollm2.md").read_text().split())
 
 
 def lines(name: str) -> list[dict]:
@@ -36,8 +42,18 @@ def test_a_row_of_the_page_is_its_run(opening):
     assert truncated == f"{max(m['health']['truncated'] for m in steps):.1%}"
 
 
+def test_greedy_success_in_the_five_runs_is_that_of_their_files():
+    rows = [row for row in (NOTES / "smollm2.md").read_text().splitlines() if row.startswith("| 11-")]
+    rises = []
+    for row, name in zip(rows, RUNS.values(), strict=True):
+        before, after = (evaluation["greedy_success"] for evaluation in lines(f"{name}evaluations.jsonl"))
+        assert f"| {before:.1%}, {after:.1%} |" in row
+        rises.append(after > before)
+    assert sum(rises) == 2 and "success rises in two of five runs and falls in three" in prose()
+
+
 def test_the_run_against_overlong_rollouts_is_told_as_it_went():
-    text = (NOTES / "smollm2.md").read_text()
+    text = prose()
     steps, before = (lines(f"smollm2/{name}_metrics.jsonl") for name in ("overlong", "again"))
     truncated = lambda rows: [m["health"]["truncated"] for m in rows]
     assert [m["step"] for m in steps] == list(range(20)) and truncated(steps)[-8] > 0
@@ -88,7 +104,7 @@ def test_the_differences_on_bfcls_own_tasks_are_those_of_the_files():
     assert (gained, lost, f"{p:.3f}") == (14, 2, "0.004")
     gained, lost, p = sign_test("warm_0", "rl_0")
     assert (gained, lost, f"{p:.2f}") == (1, 5, "0.22")
-    text = (NOTES / "smollm2.md").read_text()
+    text = prose()
     assert "(12 more, p = 0.004 by an exact sign test of the 16 tasks that differ)" in text
     assert "RL takes 4 of them back (p = 0.22)" in text
 
@@ -116,7 +132,7 @@ def test_generation_at_this_shape_is_the_run_of_the_benchmark():
     assert rows == {"tunix 0.1.7": [told(tunix), "not offered", f"{tunix['peak_bytes'] / 2**30:.1f} GiB"]}
     of = lambda kind: {name: x["median"] for name, x in by_name.items() if x["dtype"] == kind}
     ratio = lambda kind, own: min(s for name, s in of(kind).items() if name != own) / by_name[own]["median"]
-    text = (NOTES / "smollm2.md").read_text()
+    text = prose()
     assert f"only {ratio('float32', 'ours'):.2f} times the best other in float32 and" in text
     assert f"and {ratio('bfloat16', 'ours reduced'):.2f} times in bfloat16" in text
     floor, best = found["floor_seconds"], min(of("float32")["trl"], of("float32")["llama_cpp"])
@@ -146,7 +162,7 @@ def test_updates_at_this_shape_are_the_trials_of_the_benchmark():
     assert not found
     best = lambda name, column: min(float(own[column].split()[0]) for row, own in rows.items() if name in row)
     ratios = [best("TRL", column) / best("ours", column) for column in (0, 1)]
-    text = (NOTES / "smollm2.md").read_text()
+    text = prose()
     assert (
         "Ours is {:.2f} times as fast as TRL's best in float32 and {:.2f} times in bfloat16".format(*ratios)
         in text
