@@ -374,13 +374,16 @@ def made_up_groups(seed, count=8, k=4):
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_placebo_moves_signals_to_tasks_by_chance_and_keeps_their_number(seed):
-    groups = made_up_groups(seed)
+    made = made_up_groups(seed)
+    found, _ = signals.extract(signals.History(), made, 0, window=3, theta=20.0)
+    moved = signals.shuffle(found, made, np.random.default_rng(seed))
+    lost = Counter(s.kind for s in found) - Counter(s.kind for s in moved)
+    assert lost.keys() <= {"rare"}  # where the new rollout calls nothing
+    groups = [Group(g.task, tuple(t for t in g.trajectories if t.actions)) for g in made]
     trajectories = [t for g in groups for t in g.trajectories]
     found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=20.0)
     moved = signals.shuffle(found, groups, np.random.default_rng(seed))
-    assert [s.kind for s in moved] == [
-        s.kind for s in found
-    ]  # none is lost: every made-up rollout calls something
+    assert [s.kind for s in moved] == [s.kind for s in found]
     by_name = {(t.task_id, t.rollout_index): t for t in trajectories}
     for s in moved:
         carrier = by_name[s.task_id, s.rollout_index]
