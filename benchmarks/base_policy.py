@@ -117,6 +117,11 @@ def main(_) -> None:
         agent = build.agent(c, policy, build.engine(c, policy), env_pool)
         synthesizer = build.synthesizer(c, build.explorer(c), env_pool, None, agent.fits)
         scenarios = build.held_out_scenarios(c)
+        there = set.intersection(*(set(s.scenario) for s in scenarios))
+        if _BY.value and _BY.value not in there:
+            raise app.UsageError(
+                f"--by={_BY.value} is no key of every scenario: use {', '.join(sorted(there))}."
+            )
 
         def explored(wanted: int, kind: str) -> list[Task]:
             tasks, rng = TaskPool(key=family.task_key), rng_for(e.seed, kind)
