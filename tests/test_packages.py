@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "distributed.sharding": (),
     "diagnosis": ("types",),
     "models": ("shipped", "distributed.sharding"),
-    "grpo": ("types", "models", "distributed.sharding"),
+    "grpo": ("types", "names", "models", "distributed.sharding"),
     "envs.base": ("types",),
     "envs.calls": ("types",),
     "envs.turns": ("types",),

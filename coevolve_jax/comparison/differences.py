@@ -111,8 +111,18 @@ class Counts(NamedTuple):
         return cls(made(), made(), made(), np.zeros(scenarios, bool), np.zeros(3, int))
 
 
-def counts(rows: Iterable[Row], metric: Metric, step: int | None = None) -> dict[tuple[str, int], Counts]:
-    """Counts the rows by (arm, seed). step: of the evaluation; None: the last one of each run.
+def counts(rows: Iterable[Row], metric: Metric) -> dict[tuple[str, int], Counts]:
+    """Counts the rows of each run's last evaluation by (arm, seed)."""
+    return _last(counts_by_step(rows, metric))
+
+
+def _last(by_step: Mapping[int, Runs]) -> dict[tuple[str, int], Counts]:
+    """The counts of each run's last evaluation."""
+    return {key: c for step in sorted(by_step) for key, c in by_step[step].items()}
+
+
+def counts_by_step(rows: Iterable[Row], metric: Metric) -> dict[int, dict[tuple[str, int], Counts]]:
+    """Counts the rows of each evaluated step by (arm, seed).
 
     The plain set stands for a set with help that an evaluation does not have. {} if none has it.
     """
@@ -120,21 +130,15 @@ def counts(rows: Iterable[Row], metric: Metric, step: int | None = None) -> dict
     where = lambda r: (r["arm"], int(r["seed"]), int(r["step"]))
     there = {where(r) for r in told if r["set"] == metric.set}
     rows = [r for r in told if (r["set"] == metric.set) == (where(r) in there)] if there else []
-    last: dict[tuple[str, int], int] = {}
-    for r in rows:
-        key = (r["arm"], int(r["seed"]))
-        last[key] = max(last.get(key, 0), int(r["step"]))
     scenarios = {s: i for i, s in enumerate(sorted({r["scenario"] for r in rows}))}
     tools = sorted({tool for r in rows for tool in r["weak"].split(";") if tool})
     names = tools if metric.group == "weak" else [metric.group]
-    found: dict[tuple[str, int], Counts] = {}
+    found: dict[int, dict[tuple[str, int], Counts]] = {}
     for r, asked in zip(rows, samples(rows), strict=True):
-        key = (r["arm"], int(r["seed"]))
-        if int(r["step"]) != (last[key] if step is None else step):
-            continue
-        if key not in found:
-            found[key] = Counts.empty(len(names), len(scenarios))
-        c, where, trials = found[key], scenarios[r["scenario"]], int(r["trials"])
+        runs, key = found.setdefault(int(r["step"]), {}), (r["arm"], int(r["seed"]))
+        if key not in runs:
+            runs[key] = Counts.empty(len(names), len(scenarios))
+        c, where, trials = runs[key], scenarios[r["scenario"]], int(r["trials"])
         c.there[where] = True
         weak = [tool for tool in r["weak"].split(";") if tool]
         own = weak if metric.group == "weak" else [metric.group] if metric.group == "all" or not weak else []
@@ -319,9 +323,8 @@ def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
         ends[key] = max(ends.get(key, 0), int(r["step"]))
     of_arm = lambda arm: [end for (name, _), end in ends.items() if name == arm]
     for name in metrics:
-        whole = counts(rows, METRICS[name])
-        for step in (*sorted({int(r["step"]) for r in rows}), None):
-            at = whole if step is None else counts(rows, METRICS[name], step)
+        by_step = counts_by_step(rows, METRICS[name])
+        for step, at in [*sorted(by_step.items()), (None, _last(by_step))]:
             for arm in dict.fromkeys(arm for arm, _ in at):
                 if step is not None and step >= min(of_arm(arm)):
                     continue

@@ -90,6 +90,12 @@ RULES = (
         "0, so every ratio is exactly 1; config.learner.tis_cap bounds the weights instead",
     ),
     Rule(
+        {"learner.surrogate": ()},
+        lambda r: _ratio_is_one(r.config) and "." not in r.config.learner.surrogate,
+        "config.learner.tis_cap is above 0, config.learner.epochs is 1 and config.rollout.max_staleness is "
+        "0, so every ratio is exactly 1, where all of ours have the same gradient",
+    ),
+    Rule(
         {"learner.constant_length": ()},
         lambda r: r.config.learner.aggregate != "constant",
         "config.learner.aggregate is not constant",

@@ -174,6 +174,8 @@ LEARNER = dict(
     advantage=Key("group_std", of=("group_std", "group_mean", "leave_one_out")),
     ratio=Key("token", of=("token", "sequence")),  # whose ratio is clipped
     aggregate=Key("token", of=("token", "sequence", "constant")),  # the mean over tokens; or over sequences
+    # "clipped" (PPO's), "cispo", or the dotted path of a function (coevolve_jax/grpo/surrogates.py).
+    surrogate="clipped",
     constant_length=Key(512, least=1),  # tokens, for "constant": the sum over a trajectory is divided by them
     # Neither acts with tis_cap, one epoch and no max_staleness: every ratio is 1 then.
     clip_low=Key(0.2, least=0, most=1, why="ratios are above 0"),

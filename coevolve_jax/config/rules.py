@@ -299,6 +299,8 @@ def check(config: ConfigDict) -> None:
     _check_no_password(config)
     if config.data.leak_embedding:
         names.function(config.data.leak_embedding, "data.leak_embedding")
+    if "." in config.learner.surrogate:
+        names.function(config.learner.surrogate, "learner.surrogate")
     methods.trackers(config)
     for rule in RULES:
         if not rule.holds(config):

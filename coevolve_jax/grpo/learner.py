@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import flops, influence, lora
+from coevolve_jax.grpo import flops, influence, lora, surrogates
 from coevolve_jax.grpo.objective import Objective, microbatch
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.optimizer_offload import step_by_layer
@@ -64,8 +64,8 @@ class Learner:
       abstract_state: shapes, types and shardings of the state.
 
     Raises:
-      ValueError: config.lora_targets names nothing, or something that cannot be adapted; or
-        config.replay_routing is on and the model has no experts.
+      ValueError: config.lora_targets names nothing, or something that cannot be adapted;
+        config.replay_routing is on and the model has no experts; or config.surrogate is none.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Learner:
         self._rate, first = np.float32(config.learning_rate), np.uint32(seed % 2**32)
         settings = {key: value for key, value in config.items() if key != "learning_rate"}
         self._objective = Objective(model_config, FrozenConfigDict(settings), temperature, mesh)
+        surrogates.check(self._objective.config)
         shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
         self._programs = _programs(self._objective, tree, tuple(shapes))
         self.keeps_reference = self._objective.keeps_reference

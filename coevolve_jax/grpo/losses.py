@@ -2,8 +2,9 @@
 
     loss = policy gradient + kl_coef * KL + cross-entropy
 
-The first two are sums over the policy's tokens, weighed by `token_weights` and divided by `denominator`. The
-third is `cross_entropy` / `ce_denominator`.
+The policy gradient is that of a surrogate (surrogates.py), which may be a function of yours. It and the KL
+are sums over the policy's tokens, weighed by `token_weights` and divided by `denominator`. The third is
+`cross_entropy` / `ce_denominator`.
 
 Each paper's method as settings of `config.learner`:
 
@@ -13,6 +14,7 @@ Each paper's method as settings of `config.learner`:
 | Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length (1) |
 | DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling (2) |
 | GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
+| CISPO, arXiv 2506.13585 | group_std | token | token | 1, tuned | none | surrogate = cispo |
 | RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 (3) |
 | CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_zero_variance_groups |
 
@@ -56,7 +58,7 @@ def log_ratio(
     segment_ids: Int[Array, "R L"],
     level: str,
 ) -> Float[Array, "R L"]:
-    """log of pi(token) / pi_old(token), by which `clipped_surrogate` weighs a token.
+    """log of pi(token) / pi_old(token), by which a surrogate weighs a token.
 
     level: "token" gives PPO's ratio. "sequence" gives each token the mean over its trajectory's policy
     tokens. That is the log of GSPO's s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|) (arXiv 2507.18071, eq. 7).
@@ -66,8 +68,8 @@ def log_ratio(
 
 
 def clipped_surrogate(
-    log_ratio: Float[Array, "*shape"], advantages: Float[Array, "*shape"], clip_low: float, clip_high: float
-) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"], Bool[Array, "*shape"]]:
+    ratio: Float[Array, "*shape"], advantages: Float[Array, "*shape"], clip_low: float, clip_high: float
+) -> tuple[Float[Array, "*shape"], Bool[Array, "*shape"]]:
     """PPO's clipped objective, to be minimised (arXiv 1707.06347, eq. 7); elementwise.
 
     clip_low, clip_high: equal in PPO and GRPO. DAPO's clip-higher is clip_high > clip_low (arXiv 2503.14476,
@@ -75,13 +77,11 @@ def clipped_surrogate(
 
     Returns:
       loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
-      ratio: r = exp(log_ratio).
       clipped: bool, where the clip cuts the gradient.
     """
-    ratio = jnp.exp(log_ratio)
     bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     clipped = ratio * advantages > bounded * advantages
-    return -jnp.minimum(ratio * advantages, bounded * advantages), ratio, clipped
+    return -jnp.minimum(ratio * advantages, bounded * advantages), clipped
 
 
 def truncated_weight(

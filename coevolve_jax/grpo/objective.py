@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import FrozenConfigDict
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import lora, losses
+from coevolve_jax.grpo import lora, losses, surrogates
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import context_parallel, moe, products
@@ -152,7 +152,7 @@ class Objective:
             weights = losses.token_weights(micro.mask, micro.segment_ids, c.aggregate)
             weighted = lambda x: jnp.sum(jnp.where(micro.mask, x * weights, 0)) / totals.loss
 
-        surrogate = self._surrogate(logprobs, frozen, old_logprobs, micro, totals)
+        surrogate = self._surrogate(logprobs, frozen, old_logprobs, entropy, micro, totals)
         loss = policy_loss = weighted(surrogate.loss)
         sums, peaks = _metrics(frozen, entropy, surrogate, micro, totals)
         if self.uses_kl:
@@ -175,10 +175,11 @@ class Objective:
         logprobs: jax.Array,
         frozen: jax.Array,
         old_logprobs: jax.Array | None,
+        entropy: jax.Array,
         micro: Batch[jax.Array],
         totals: Totals,
     ) -> _Surrogate:
-        """The clipped policy gradient of each token, with config.tis_cap times its truncated weight."""
+        """The surrogate of each token, with config.tis_cap times its truncated weight."""
         c, cap = self.config, self.config.tis_cap
         decoupled = old_logprobs is None and micro.ages.size > 0
         if old_logprobs is None:
@@ -190,9 +191,9 @@ class Objective:
             # The ratio starts at pi / pi_prox: the token's own, or its trajectory's mean. Weight and ratio
             # together are tis_cap at most, as for a fresh token.
             cap = c.tis_cap * jnp.exp(-log_ratio)
-        surrogate, ratio, clipped = losses.clipped_surrogate(
-            log_ratio, micro.advantages, c.clip_low, c.clip_high
-        )
+        ratio, entropy = jnp.exp(log_ratio), jax.lax.stop_gradient(entropy)
+        seen = surrogates.Tokens(ratio, log_ratio, micro.advantages, entropy, micro.mask, micro.segment_ids)
+        surrogate, clipped = surrogates.find(c.surrogate)(seen, c)
         if not c.tis_cap:
             return _Surrogate(surrogate, ratio, clipped, {})
         weight = losses.truncated_weight(old_logprobs, micro.sampler_logprobs, cap)

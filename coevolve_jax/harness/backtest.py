@@ -52,7 +52,7 @@ LIMITS = ("rollout.max_length", "rollout.max_new_tokens", "rollout.max_steps", "
 SIZES = ("rollout.group_size", "rollout.tasks_per_step")
 DRAWS = ("data.sampling", "data.retire_after", "data.min_evolved_share", "learner.dynamic_sampling")
 GRADIENT = ("learner.aggregate", "learner.constant_length", "learner.ratio", "learner.clip_", "learner.kl",
-            "learner.tis_cap")  # fmt: skip
+            "learner.tis_cap", "learner.surrogate")  # fmt: skip
 
 
 class Check(NamedTuple):

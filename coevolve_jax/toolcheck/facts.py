@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
+from tqdm import tqdm
 
 from coevolve_jax import build
 from coevolve_jax.envs.base import EnvPool, Execution
@@ -117,10 +118,12 @@ class _Watched:
 
     A tool that has cost a world is called no more: each such call can take minutes. So a tool that is not
     known yet is tried by one call before others.
+
+    bar: counts the calls until it is closed.
     """
 
-    def __init__(self, pool: EnvPool):
-        self._pool = pool
+    def __init__(self, pool: EnvPool, bar: tqdm):
+        self._pool, self._bar = pool, bar
         self._known: set[str] = set()
         self.fatal: dict[str, tuple[Call, str]] = {}
 
@@ -129,6 +132,7 @@ class _Watched:
 
     def step(self, env_ids: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]:
         """Answers the calls of each world, in the pool's way where some world makes several."""
+        self._bar.update(sum(map(len, calls)))
         if any(len(own) != 1 for own in calls):
             return self._pool.step(env_ids, calls)
         found: dict[int, Observation] = {}
@@ -164,8 +168,9 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
     worlds = worlds or (STARTED if servers.started(config) else WORLDS)
     asked = max(1, TASKS * worlds // WORLDS)
     contexts = [unguided(scenarios[i % len(scenarios)], f"check/{i}") for i in range(worlds)]
-    with build.env_pool(config) as pool:
-        watched: Any = _Watched(pool)  # a pool but for `step`
+    bar = tqdm(total=4 * worlds * ROUNDS * STEPS, desc="calls", unit="call", leave=False)
+    with build.env_pool(config) as pool, bar:
+        watched: Any = _Watched(pool, bar)  # a pool but for `step`
         explorations = explore(
             roles.explorer, family.tools, watched, contexts, rounds=ROUNDS, steps=STEPS, rng=rng
         )  # fmt: skip
@@ -173,15 +178,19 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
             (task, tuple(call for call in calls if call.name not in watched.fatal))
             for task, calls in _rounds(explorations)
         ]
+        steps = sum(len(calls) for _, calls in jobs)
+        bar.total = bar.n + 3 * steps  # they are made three times more
         before = time.perf_counter()
         first = pool.execute(jobs)
+        bar.update(steps)
         speed = len(jobs) / (time.perf_counter() - before)
         time.sleep(PAUSE)
         with build.env_pool(config) as other:
             second = other.execute(jobs)
+            bar.update(steps)
             unlike = _unlike(config, jobs, first, second)
             if not unlike and not servers.started(config):
-                unlike = _unlike(config, jobs, first, _side_by_side(other, jobs))
+                unlike = _unlike(config, jobs, first, _side_by_side(other, jobs, bar))
         tools = {t["function"]["name"]: ToolFacts(t) for e in explorations for t in e.tools}
         for (_, calls), execution in zip(jobs, first):
             _count(tools, calls, execution)
@@ -195,17 +204,19 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
             roles, family.tools, watched, config, None, action_pattern=family.action_pattern
         )
         request = SynthesisRequest(asked, "initial", 0, rng_for(config.seed, "initial"))
+        bar.close()
         if unlike or servers.started(config):  # few passes, where calls do not repeat and so no task passes
             made = synthesizer.synthesize(tasks, contexts, request)
         else:
-            made = synthesizer.synthesize_unguided(tasks, scenarios, request)
+            with tqdm(total=asked, desc="tasks", unit="task", leave=False) as added:
+                made = synthesizer.synthesize_unguided(tasks, scenarios, request, on_added=added.update)
         found = list(tasks)
         swapped, loose = _loose(pool, found[: STARTED if servers.started(config) else SWAPPED])
     prompt, tokens, tokenizer = _prompt(config, family.tools, found[0] if found else scenarios[0])
     return Facts(
         worlds={split: _worlds(config, split) for split in splits},
         tools=tools,
-        steps=sum(len(calls) for _, calls in jobs),
+        steps=steps,
         unlike=unlike,
         twins=twins,
         reward=rewards.fault(config, jobs),
@@ -294,8 +305,11 @@ def _unlike(
     return list(found.values())
 
 
-def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
-    """Executes the jobs in worlds that are open at once, one call of each job in turn."""
+def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]], bar: tqdm) -> list[Execution]:
+    """Executes the jobs in worlds that are open at once, one call of each job in turn.
+
+    bar: counts these calls.
+    """
     ids = pool.reset([task for task, _ in jobs])
     said: list[list[Observation]] = [[] for _ in jobs]
     states = [[state] for state in pool.fingerprint(ids)]
@@ -306,6 +320,7 @@ def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) ->
         for i, own, state in zip(left, answers, pool.fingerprint(now)):
             said[i] += own
             states[i].append(state)
+        bar.update(len(left))
     pool.close(ids)
     return [Execution(tuple(own), tuple(prints)) for own, prints in zip(said, states)]
 

@@ -206,6 +206,8 @@ IDLE = (
     ("learner.clip_low", 0.3, {"learner.tis_cap": 2.0}, [{}, {"learner.tis_cap": 2.0, "learner.epochs": 2}]),
     ("learner.clip_high", 0.28, {"learner.tis_cap": 2.0},
         [{"learner.tis_cap": 2.0, "rollout.max_staleness": 1}]),
+    ("learner.surrogate", "cispo", {"learner.tis_cap": 2.0},
+        [{}, {"learner.tis_cap": 2.0, "learner.epochs": 2}]),
     ("learner.constant_length", 9, {}, [{"learner.aggregate": "constant"}]),
     ("learner.kl_bound", 5.0, {"learner.kl": "none"}, [{}]),
     ("learner.kl_bound", 5.0, {"learner.kl_coef": 0.0}, [{}]),

@@ -60,11 +60,10 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rewards
 def test_surrogate_and_kl_follow_their_formulas():
     rng = np.random.default_rng(0)
     new, old, ref, adv = rng.normal(size=(4, 200))
-    loss, ratio, clipped = losses.clipped_surrogate(new - old, adv, 0.2, 0.3)
     r = np.exp(new - old)
+    loss, clipped = losses.clipped_surrogate(jnp.asarray(r), adv, 0.2, 0.3)
     want = -np.minimum(r * adv, np.clip(r, 0.8, 1.3) * adv)
     np.testing.assert_allclose(loss, want, rtol=1e-5)
-    np.testing.assert_allclose(ratio, r, rtol=1e-5)
     np.testing.assert_array_equal(clipped, ((adv > 0) & (r > 1.3)) | ((adv < 0) & (r < 0.8)))
     assert 0 < np.mean(clipped) < 1
     np.testing.assert_allclose(
@@ -73,9 +72,9 @@ def test_surrogate_and_kl_follow_their_formulas():
 
 
 def test_clipping_acts_on_the_gradient():
-    grad = jax.grad(lambda delta: losses.clipped_surrogate(delta, jnp.ones(()), 0.2, 0.2)[0])
-    assert grad(jnp.log(1.1)) != 0
-    assert grad(jnp.log(1.3)) == 0
+    grad = jax.grad(lambda ratio: losses.clipped_surrogate(ratio, jnp.ones(()), 0.2, 0.2)[0])
+    assert grad(1.1) != 0
+    assert grad(1.3) == 0
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

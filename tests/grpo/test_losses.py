@@ -41,7 +41,8 @@ def aggregated(token_losses, aggregate):
 
 def surrogate(level, low, high):
     new, old, _, advantages = draws()
-    return losses.clipped_surrogate(losses.log_ratio(new, old, MASK, SEGMENTS, level), advantages, low, high)
+    ratio = jnp.exp(losses.log_ratio(new, old, MASK, SEGMENTS, level))
+    return *losses.clipped_surrogate(ratio, advantages, low, high), ratio
 
 
 def expected(token_loss, reduce):
@@ -82,7 +83,7 @@ def test_gspo_clips_the_ratio_of_the_whole_trajectory():
         s = np.exp(np.sum(new[row, tokens] - old[row, tokens]) / len(tokens))
         return clip_term(s, a[row, tokens[0]], 0.05, 0.06)
 
-    loss, ratio, clipped = surrogate("sequence", 0.05, 0.06)
+    loss, clipped, ratio = surrogate("sequence", 0.05, 0.06)
     want = np.mean([sequence_loss(*key) for key in TRAJECTORIES])
     assert aggregated(loss, "sequence") == pytest.approx(want, rel=1e-5)
     assert len(np.unique(np.asarray(ratio)[MASK])) == len(TRAJECTORIES)
@@ -94,10 +95,8 @@ def test_the_gradient_of_gspo_reaches_every_token_of_its_trajectory_alike_and_no
     one = (SEGMENTS == 2) & (np.arange(2) == 0)[:, None]
 
     def loss(logprobs):
-        log_ratio = losses.log_ratio(logprobs, old, MASK, SEGMENTS, "sequence")
-        return jnp.sum(
-            jnp.where(one & MASK, losses.clipped_surrogate(log_ratio, jnp.ones(()), 9.0, 9.0)[0], 0)
-        )
+        ratio = jnp.exp(losses.log_ratio(logprobs, old, MASK, SEGMENTS, "sequence"))
+        return jnp.sum(jnp.where(one & MASK, losses.clipped_surrogate(ratio, jnp.ones(()), 9.0, 9.0)[0], 0))
 
     got = np.asarray(jax.grad(loss)(new))
     s = np.exp(np.mean((new - old)[one & MASK]))  # d(5 s) / d logprob = 5 s / 5
@@ -107,11 +106,9 @@ def test_the_gradient_of_gspo_reaches_every_token_of_its_trajectory_alike_and_no
 
 def test_the_ratio_is_not_one_off_policy_and_the_clip_stops_its_gradient():
     new, old, _, _ = draws()
-    gradient = jax.grad(lambda lp: jnp.sum(losses.clipped_surrogate(lp - old, jnp.ones(()), 0.2, 0.2)[0]))(
-        new
-    )
-    _, ratio, clipped = losses.clipped_surrogate(new - old, jnp.ones(()), 0.2, 0.2)
-    assert (np.abs(ratio - 1) > 0.01).mean() > 0.9
+    of = lambda logprobs: losses.clipped_surrogate(jnp.exp(logprobs - old), jnp.ones(()), 0.2, 0.2)
+    gradient, clipped = jax.grad(lambda logprobs: jnp.sum(of(logprobs)[0]))(new), of(new)[1]
+    assert (np.abs(np.exp(new - old) - 1) > 0.01).mean() > 0.9
     np.testing.assert_array_equal(clipped, np.exp(new - old) > 1.2)
     np.testing.assert_array_equal(np.asarray(gradient) == 0, clipped)
     assert 0 < np.mean(clipped) < 1

@@ -41,6 +41,7 @@ def learner_config(**changes) -> ConfigDict:
                 max_grad_norm=1.0,
                 ratio="token",
                 aggregate="token",
+                surrogate="clipped",
                 constant_length=32,
                 clip_low=0.2,
                 clip_high=0.2,
