@@ -76,7 +76,8 @@ def _imported(module: types.ModuleType) -> tuple[dict[str, Any], dict[str, Any]]
     places = _places(os.path.dirname(path), up)
     found: dict[str, Any] = {}
     first: dict[str, Any] = {}
-    for name, each in list(sys.modules.items()):
+    for name in _below(tuple(sys.modules), places):
+        each = sys.modules.get(name)
         if isinstance(each, types.ModuleType) and _is_beside(each, places):
             data = {**_beside(each, None), **vars(each)}
             own = {f"{name}.{k}": value for k, value in data.items() if not k.startswith("__")}
@@ -93,6 +94,16 @@ def _places(folder: str, up: int) -> tuple[str, ...]:
     for _ in range(up):
         folder = os.path.dirname(folder)
     return tuple(os.path.join(each, "") for each in (folder, os.path.realpath(folder)))
+
+
+@functools.lru_cache(maxsize=8)
+def _below(names: tuple[str, ...], places: tuple[str, ...]) -> list[str]:
+    """Returns the modules whose files lie below one of these folders. names: all that are imported now.
+
+    They are thousands, and each reading of a state asks for the few of a user.
+    """
+    files = {name: getattr(sys.modules.get(name), "__dict__", {}).get("__file__") for name in names}
+    return [name for name, file in files.items() if str(file).startswith(places)]
 
 
 def _is_beside(module: types.ModuleType, places: tuple[str, ...]) -> bool:
