@@ -102,7 +102,7 @@ def function(name: str, key: str) -> Callable:
     except Exception as error:
         raise ValueError(
             f"config.{key} is {name!r}, which cannot be imported ({error}): "
-            "it must be the dotted path of a function."
+            f"it must be the dotted path of a function{_beside(wanted)}."
         ) from None
     if not callable(found):
         raise ValueError(f"config.{key} is {name!r}, and {wanted} defines no function {attribute}.")

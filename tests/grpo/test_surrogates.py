@@ -183,6 +183,14 @@ def test_a_path_to_nothing_is_refused_with_the_config(name, why):
         check(config)
 
 
+def test_a_file_that_python_does_not_look_for_is_told_how(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "losses_here.py").write_text("def loss(tokens, config): ...\n")
+    config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), {"learner.surrogate": "losses_here.loss"})
+    with pytest.raises(ValueError, match=r"losses_here.py is here: start with PYTHONPATH=\.\)"):
+        check(config)
+
+
 def test_a_misspelled_name_is_told_ours(params):
     with pytest.raises(ValueError, match="'cipso': it must be one of clipped, cispo, or the dotted path"):
         make_learner(params, surrogate="cipso")
