@@ -190,7 +190,8 @@ def gather(config: ConfigDict, splits: Sequence[str], worlds: int | None = None)
             bar.update(steps)
             unlike = _unlike(config, jobs, first, second)
             if not unlike and not servers.started(config):
-                unlike = _unlike(config, jobs, first, _side_by_side(other, jobs, bar))
+                unlike = _unlike(config, jobs, first, _side_by_side(other, jobs))
+            bar.update(steps)
         tools = {t["function"]["name"]: ToolFacts(t) for e in explorations for t in e.tools}
         for (_, calls), execution in zip(jobs, first):
             _count(tools, calls, execution)
@@ -305,11 +306,8 @@ def _unlike(
     return list(found.values())
 
 
-def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]], bar: tqdm) -> list[Execution]:
-    """Executes the jobs in worlds that are open at once, one call of each job in turn.
-
-    bar: counts these calls.
-    """
+def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
+    """Executes the jobs in worlds that are open at once, one call of each job in turn."""
     ids = pool.reset([task for task, _ in jobs])
     said: list[list[Observation]] = [[] for _ in jobs]
     states = [[state] for state in pool.fingerprint(ids)]
@@ -320,7 +318,6 @@ def _side_by_side(pool: EnvPool, jobs: Sequence[tuple[Task, Sequence[Call]]], ba
         for i, own, state in zip(left, answers, pool.fingerprint(now)):
             said[i] += own
             states[i].append(state)
-        bar.update(len(left))
     pool.close(ids)
     return [Execution(tuple(own), tuple(prints)) for own, prints in zip(said, states)]
 

@@ -659,7 +659,11 @@ def test_a_call_that_ends_its_server_fails_its_rollout_and_no_other(settings, tm
         assert fine.success and failed.valid and not failed.success
         assert re.search(f"the server {why}", failed.reason)
         assert pool.restarts == 0
-        assert len(_running(tmp_path)) <= SPARES
+        for _ in range(600):  # on busy cores what was killed ends late
+            if len(left := _running(tmp_path)) <= SPARES:
+                break
+            time.sleep(0.1)
+        assert len(left) <= SPARES
         pool.close([good])
 
 

@@ -139,7 +139,8 @@ def test_a_stale_token_outside_the_trust_region_is_not_pushed_further(age, advan
 
     def loss(logprobs):
         old = losses.proximal_logprobs(logprobs, jnp.zeros(41), jnp.full(41, age))
-        return jnp.sum(losses.clipped_surrogate(logprobs - old, jnp.full(41, advantage), 0.2, 0.28)[0])
+        ratio = jnp.exp(logprobs - old)
+        return jnp.sum(losses.clipped_surrogate(ratio, jnp.full(41, advantage), 0.2, 0.28)[0])
 
     gradient, ratio = np.asarray(jax.grad(loss)(jnp.asarray(moved_by))), np.exp(moved_by / age)
     outside = ratio > 1.28 if advantage > 0 else ratio < 0.8
@@ -172,7 +173,7 @@ def test_in_a_sequence_a_token_whose_probability_rose_more_weighs_no_less():
     logprobs = jnp.where(micro.mask, micro.sampler_logprobs + moves, 0)
     c = learner_config(**{**SETTINGS, **GSPO, "clip_low": 1.0, "clip_high": 1e9})
     objective = Objective(MODEL, FrozenConfigDict(c), 1.0, sharding.make_mesh())
-    found = objective._surrogate(logprobs, logprobs, None, micro, objective.totals(batch))
+    found = objective._surrogate(logprobs, logprobs, None, logprobs * 0, micro, objective.totals(batch))
     moved_by = moves[micro.mask]
     ratio = np.exp(
         np.mean(moved_by / 2)
