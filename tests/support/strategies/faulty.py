@@ -40,7 +40,8 @@ class Faulty(static.Static):
         fault = self._config.strategy.fault
         self.asked += fault == "collect counts"
         if fault == "unseeded":
-            return roll(tasks.draw(2, np.random.default_rng()), 4)
+            # So many that twins never draw alike.
+            return roll(tasks.draw(8, np.random.default_rng()), 4)
         if fault == "twice":
             return groups + groups[:1]
         return groups
