@@ -6,6 +6,7 @@ It needs the standard library only.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pathlib
 import pkgutil
@@ -107,6 +108,21 @@ def function(name: str, key: str) -> Callable:
     if not callable(found):
         raise ValueError(f"config.{key} is {name!r}, and {wanted} defines no function {attribute}.")
     return found
+
+
+def location(dotted: str) -> pathlib.Path | None:
+    """The file of the module `dotted`, or the folder of a package; None where Python finds neither.
+
+    It imports the packages that contain the module, and not the module itself.
+    """
+    try:
+        spec = importlib.util.find_spec(dotted)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    return pathlib.Path(folders[0] if folders else spec.origin or "")
 
 
 def root(dotted: str) -> pathlib.Path:

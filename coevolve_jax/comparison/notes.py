@@ -45,6 +45,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
         *_other_starts(rest, by_seed),
         *_other_held_out(by_seed),
         *(note for column, said in OF_ONE.items() for note in _several(rest, column, said)),
+        *_other_files(rest),
         *_lost_in_training(rest),
     ]
 
@@ -159,6 +160,17 @@ def _several(budget: Sequence[Mapping[str, Any]], column: str, said: str) -> lis
         return []
     told = "; ".join(f"{value} ({', '.join(runs)})" for value, runs in of.items())
     return [f"{said}: {told}."]
+
+
+def _other_files(budget: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Says which arms were run with several contents of a user's own files."""
+    said = "THE FILES OF {} CHANGED BETWEEN ITS RUNS (its own modules, tools or template), by their digest"
+    by_arm: dict[str, list[Mapping[str, Any]]] = {}
+    for r in budget:
+        by_arm.setdefault(r["arm"], []).append(r)
+    return [
+        note for name, rows in by_arm.items() for note in _several(rows, "files_digest", said.format(name))
+    ]
 
 
 def _lost_in_training(budget: Sequence[Mapping[str, Any]]) -> list[str]:

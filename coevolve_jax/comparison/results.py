@@ -116,9 +116,21 @@ def _costs(workdir: Path) -> dict[str, Any]:
         "live_at_first_visit": _mean(mixed(score, 1) for score in first),
         "failed_at_first_visit": _mean(1 - score for score in first),
         **start_digests(workdir),
+        **_own_files(summary.get("versions", {})),
         "seconds": sum(summary["seconds"].values()),
         **_origin(workdir),
     }
+
+
+def _own_files(versions: Mapping[str, str]) -> dict[str, str]:
+    """Returns one digest of a user's modules, tools and template (`loop.inputs`); {} for a run with none.
+
+    The base policy and the file of D_0 are not among them: they have columns of their own.
+    """
+    rest = {"config.model", "config.data.initial_file"}
+    own = [f"{key} {digest}" for key, digest in sorted(versions.items()) if key.startswith("config.")]
+    own = [told for told in own if told.split()[0] not in rest]
+    return {"files_digest": _digest(own)} if own else {}
 
 
 def _origin(workdir: Path) -> dict[str, str | None]:

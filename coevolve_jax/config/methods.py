@@ -1,4 +1,7 @@
-"""The modules that a config names: strategy, explorer and trackers, with their own settings."""
+"""The modules that a config names: strategy, explorer and trackers, with their own settings.
+
+Those of a user's own decide as our source files do: `own_modules` tells them.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,30 @@ REMEDY = (
     "install it (what explorer=llm and explorer=policy import comes with pip install 'coevolve_jax[llm]')"
 )
 
+# Keys that may name a module of a user's own, or a function as MODULE.FUNCTION.
+MODULES = ("strategy.name", "explorer.name", "environment.name", "harness.proposer")
+FUNCTIONS = ("learner.surrogate", "data.leak_embedding")
+
 # What a strategy may need besides rollouts and new tasks (strategies/base.py).
 SERVICES = ("fresh", "probe", "endings", "help", "macros", "ask", "influence", "branch", "queries")
 
 # The parts that an explorer with these keys can leave to the scripted one. "initial": D_0 and the held-out
 # tasks.
 PARTS = ("reflector", "explorer", "abstractor", "validator", "initial")
+
+
+def own_modules(config: ConfigDict) -> dict[str, str]:
+    """Key -> dotted path of the module that a config names there, where it is none of ours.
+
+    A user's own tools (environment.source) and trackers are not among them.
+    """
+    found = {}
+    for key in MODULES + FUNCTIONS:
+        section, _, name = key.partition(".")
+        named = config.get(section, {}).get(name, "")
+        if "." in named and not named.startswith("coevolve_jax."):
+            found[key] = named if key in MODULES else named.rpartition(".")[0]
+    return found
 
 
 def strategy(name: str) -> ConfigDict:

@@ -14,13 +14,13 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 import coevolve_jax
-from coevolve_jax import shipped
+from coevolve_jax import names, shipped
+from coevolve_jax.config import methods
 from coevolve_jax.envs.tools import source
 
 WHOLE = 1 << 30  # bytes of a file above which its size and both its ends stand for it
 END = 1 << 26  # bytes of an end
-# Those that a run reads to its end. D_0 is made once.
-LASTING = ("config.model", "config.environment.source", "config.environment.template")
+INITIAL = "config.data.initial_file"  # read once; all others to the run's end
 # Endings of the files that weights, tokenizer and chat template are read from.
 MODEL = (".json", ".safetensors", ".jinja", ".model", ".txt")
 
@@ -28,12 +28,13 @@ MODEL = (".json", ".safetensors", ".jinja", ".model", ".txt")
 def digests(config: ConfigDict) -> dict[str, str]:
     """Returns 16 hex digits by key, such as "config.model": those of the files at that path.
 
-    Of a user's own tools it is the file itself, and not what that imports. Of a model's folder only the files
-    of MODEL count: a download leaves a README and its date beside them. A key is absent where its value is
-    empty or no path here.
+    Of a user's own tools and modules (`methods.own_modules`) it is the file itself, or a package's .py files,
+    and not what these import. Of a model's folder only the files of MODEL count: a download leaves a README
+    and its date beside them. A key is absent where its value is empty or no path here.
     """
+    endings = {"config.model": MODEL} | {f"config.{key}": (".py",) for key in methods.own_modules(config)}
     return {
-        key: digest(Path(path), MODEL if key == "config.model" else ())
+        key: digest(Path(path), endings.get(key, ()))
         for key, path in _paths(config).items()
         if path and os.path.exists(path)
     }
@@ -60,10 +61,11 @@ def begun_with(config: ConfigDict, found: Mapping[str, str], recorded: Mapping[s
       found: `digests` of today.
       recorded: those that the run began with; {} if it begins now.
 
-    Raises ValueError, which names the path, where one of LASTING has another content than at the beginning.
+    Raises ValueError, which names the path, where one has another content than at the beginning. The file of
+    D_0 may have: D_0 is made once.
     """
-    for key in LASTING:
-        path, began = _paths(config)[key], recorded.get(key)
+    for key, path in _paths(config).items():
+        began = recorded.get(key) if key != INITIAL else None
         # Older runs recorded a digest of all files in a model's folder.
         if key in found and began and began != found[key] and began != digest(Path(path)):
             raise ValueError(
@@ -79,7 +81,8 @@ def _paths(config: ConfigDict) -> dict[str, str | os.PathLike]:
         "config.model": shipped.folder(config.model),
         "config.environment.source": _of_source(own.get("source", "")),
         "config.environment.template": own.get("template", ""),
-        "config.data.initial_file": config.data.initial_file,
+        INITIAL: config.data.initial_file,
+        **{f"config.{k}": names.location(dotted) or "" for k, dotted in methods.own_modules(config).items()},
     }
 
 

@@ -517,6 +517,15 @@ def test_base_policies_that_differ_are_said():
     assert not any("BASE POLICY" in n for n in notes.notes({"reads": "development"}, rows, []))
 
 
+def test_an_arm_whose_files_changed_between_its_runs_is_said():
+    of = lambda name, *digests: [budget(name, s, files_digest=d) for s, d in enumerate(digests)]
+    said = lambda rows: [n for n in notes.notes({"reads": "development"}, rows, []) if "FILES" in n]
+    assert said([*of("my.way", "aa", "aa"), *of("random", "", ""), *of("my.other", "bb", "bb")]) == []
+    (note,) = said([*of("my.way", "aa", "aa", "cc"), *of("my.other", "bb", "bb")])
+    assert note.startswith("THE FILES OF my.way CHANGED") and "cc (my.way, seed 2)" in note
+    assert "my.other" not in note
+
+
 def test_a_setting_keeps_the_order_of_an_earlier_command():
     theirs = {"settings": [{"a": 1, "b": [1, 2]}, {"a": 2, "b": [1]}]}
     given = [{"b": (1, 2), "a": 1}, {"b": (9,), "a": 1}]

@@ -104,6 +104,45 @@ def test_a_run_goes_on_with_what_it_began_with_and_needs_the_file_of_its_first_t
         today(first)
 
 
+METHOD = {
+    "mine/way.py": "from coevolve_jax.strategies.static import make as make",
+    "mine/look/__init__.py": "from coevolve_jax.explorers.scripted import make as make",
+    "mine/look/words.py": "",
+    "mine/losses.py": "def flat(tokens, config):\n    return tokens.ratio, tokens.mask",
+    "mine/notes.txt": "no code",
+}
+
+
+def test_the_modules_of_a_method_of_ones_own_are_named_and_are_not_changed_half_way(tmp_path, monkeypatch):
+    for name, text in METHOD.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = {"model": "nobody/here", "strategy.name": "mine.way", "explorer.name": "mine.look"}
+    config = configs.override(TINY, {**changes, "learner.surrogate": "mine.losses.flat"})
+    of = {
+        "mine/way.py": "config.strategy.name",
+        "mine/look/__init__.py": "config.explorer.name",
+        "mine/look/words.py": "config.explorer.name",
+        "mine/losses.py": "config.learner.surrogate",
+        "mine/notes.txt": None,
+    }
+    began = inputs.digests(config)
+    assert set(began) == set(of.values()) - {None}
+    for name, key in of.items():
+        (tmp_path / name).write_text(f"{METHOD[name]}  # another one")
+        found = inputs.digests(config)
+        assert [k for k in began if found[k] != began[k]] == ([key] if key else [])
+        if key:
+            with pytest.raises(ValueError, match=rf"\({key}\) has another content than when this run began"):
+                inputs.begun_with(config, found, began)
+        else:
+            assert inputs.begun_with(config, found, began) == began
+        (tmp_path / name).write_text(METHOD[name])
+    assert inputs.begun_with(config, began, {}) == began  # a run from before they were named
+    assert inputs.digests(configs.override(TINY, {"model": "nobody/here"})) == {}  # our own are not
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_template_is_named_where_it_is(tmp_path, there):
     server = configs.load_file("mcp_tiny")
