@@ -335,7 +335,7 @@ class Trajectory:
             "task_id": self.task_id,
             "rollout_index": self.rollout_index,
             "stop": self.stop,
-            "outcome": dataclasses.asdict(self.outcome),
+            "outcome": dict(vars(self.outcome)),
             "steps": [s.to_json() for s in self.steps],
             "hints": [list(hint) for hint in self.hints],
             **({"ending": self.ending} if self.ending else {}),

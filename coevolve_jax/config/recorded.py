@@ -96,9 +96,13 @@ def numbers_of(config: ConfigDict) -> dict[str, Any]:
     return numbers(plain(config))
 
 
-def digest(config: ConfigDict) -> str:
-    """16 hex digits that name everything in the config that a run's numbers depend on."""
-    return hashlib.sha256(json.dumps(numbers_of(config), sort_keys=True).encode()).hexdigest()[:16]
+def digest(config: ConfigDict, seeded: bool = True) -> str:
+    """16 hex digits that name everything in the config that a run's numbers depend on.
+
+    seeded: False gives configs that differ in `seed` alone the same digits, those of seed 0.
+    """
+    found = numbers_of(config) if seeded else {**numbers_of(config), "seed": 0}
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:

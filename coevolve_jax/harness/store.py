@@ -235,7 +235,7 @@ def answer(output: Path) -> dict[str, list[int]]:
 
 def config_id(config: ConfigDict) -> str:
     """16 hex digits that name a config but for its seed; the folder of its runs begins with them."""
-    return configs.digest(configs.override(config, {"seed": 0}))
+    return configs.digest(config, seeded=False)
 
 
 def twin(config: ConfigDict, others: Mapping[str, ConfigDict]) -> str:

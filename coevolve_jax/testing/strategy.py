@@ -7,8 +7,14 @@ check_strategy("my_package.my_method", config)
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -28,31 +34,33 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.made_up import MadeUpLab, MadeUpRoll, made_up_pool, said
 from coevolve_jax.types import Group, Hint, Step, Task, TrainingSample
 
+HASHES = ("1", "2", "3")  # values of PYTHONHASHSEED, which decides the order of a set of texts
+TELL = (
+    "import pickle, sys; from coevolve_jax.testing.strategy import tell; tell(*pickle.load(sys.stdin.buffer))"
+)
 
-def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> None:
+
+def check_strategy(name: str, config: ConfigDict, steps: int | None = None, alone: bool = True) -> None:
     """Drives a strategy through made-up steps, beside two twins.
 
     One twin is restored from JSON before each step, by a fresh copy of its module. The other one's invalid
-    rollouts show something else, and its `compute_advantages` gets none of them. All run in this process: an
-    order that differs between processes, like that of a set, goes unseen.
+    rollouts show something else, and its `compute_advantages` gets none of them. Then the same steps run in
+    processes of their own, in which sets have other orders.
 
     Args:
       name: like config.strategy.name.
       config: of a run; its own strategy is ignored.
       steps: GRPO steps, by default enough for two evolutions.
+      alone: whether to start these processes, which takes some seconds.
 
     Raises:
       AssertionError: one sentence says how the strategy breaks the contract of strategies/base.py.
       ValueError: there is no such strategy.
     """
-    config = copy.deepcopy(config)
-    config.strategy = configs.strategy(name)
-    config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
     module = names.module("strategies", name, "strategy.name", ["make"], takes=("config", "state"))
-    count = steps or 2 * config.evolution.every
-    config.steps = count + config.evolution.freeze_last_steps
+    plain, count = _settled(name, config, steps)
     read: set[str] = set()
-    config = noting(config, read)
+    config = noting(plain, read)
     strategy, other = module.make(config), _anew(module).make(config)
     helps, needs = help_of(strategy) is not None, configs.needs(config)
     assert helps == ("help" in needs), (
@@ -84,6 +92,58 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
         f"{name}: it reads {', '.join(f'config.{key}' for key in unsaid)}, which READS of its module does "
         "not name: add schedule.KEYS if `evolves` is asked, base.SIGNALS for a `Static`."
     )
+    if alone:
+        check_order({name: plain}, steps)
+
+
+def check_order(chosen: Mapping[str, ConfigDict], steps: int | None = None) -> None:
+    """Checks that strategies do the same where sets have another order: the last part of `check_strategy`.
+
+    chosen: the config of each strategy. One process for each of HASHES runs all of them.
+    """
+    path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+    own = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    given = pickle.dumps(({name: config.to_dict() for name, config in chosen.items()}, steps))
+
+    def told_with(seed: str) -> dict[str, list[str]]:
+        environ = {**own, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", TELL], input=given, env=environ, stdout=subprocess.PIPE)
+        assert done.returncode == 0, f"{', '.join(chosen)}: fails in a process of its own, as said above."
+        return json.loads(done.stdout.splitlines()[-1])
+
+    with ThreadPoolExecutor() as threads:
+        told = list(threads.map(told_with, HASHES))
+    for name in chosen:
+        apart = [step for step, found in enumerate(zip(*(one[name] for one in told))) if len(set(found)) > 1]
+        assert not apart, (
+            f"{name}: step {apart[0]} differs between processes, so two runs of one seed would (a set has "
+            "another order in each, and hash() other values: sort the set, or use a dict)."
+        )
+
+
+def tell(chosen: Mapping[str, dict[str, Any]], steps: int | None) -> None:
+    """Prints, as a line of JSON, a digest of what each strategy did and kept at each step."""
+    told = {}
+    for name, values in chosen.items():
+        config, count = _settled(name, ConfigDict(values), steps)
+        strategy = names.module("strategies", name, "strategy.name", ["make"]).make(config)
+        pool, found = made_up_pool(config), []
+        for step in range(count):
+            done = [_step(name, config, strategy, pool, step), _as_json(strategy.to_json(), name)]
+            text = json.dumps(done, sort_keys=True, default=repr)
+            found.append(hashlib.sha256(text.encode()).hexdigest())
+        told[name] = found
+    print(f"\n{json.dumps(told)}")
+
+
+def _settled(name: str, config: ConfigDict, steps: int | None) -> tuple[ConfigDict, int]:
+    """The config of a strategy's made-up run, and its steps."""
+    config = copy.deepcopy(config)
+    config.strategy = configs.strategy(name)
+    config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
+    count = steps or 2 * config.evolution.every
+    config.steps = count + config.evolution.freeze_last_steps
+    return config, count
 
 
 def _anew(module: ModuleType) -> Any:

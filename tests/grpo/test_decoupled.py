@@ -32,11 +32,6 @@ SETTINGS = dict(tis_cap=CAP, clip_low=0.2, clip_high=0.28, kl="none", kl_coef=0.
 SHAPE = dict(pack_length=32, rows_per_microbatch=2, max_rows=8)
 
 
-@pytest.fixture(scope="module")
-def params():
-    return init_params()
-
-
 def aged(rng, params, length, ages, spread=0.5):
     """A sample whose tokens cycle through these ages. spread: nats between the sampler and `params`."""
     t = trajectory(rng, length)

@@ -22,7 +22,6 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.decoder import Decoder
 from tests.support.grpo_cases import (
     MODEL,
-    init_params,
     learner_config,
     make_learner,
     moved,
@@ -32,11 +31,6 @@ from tests.support.grpo_cases import (
 from tests.support.update_programs import EXPERTS
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def params():
-    return init_params()
 
 
 def test_advantages_are_standardised_within_each_group():

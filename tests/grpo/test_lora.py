@@ -18,7 +18,7 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.models import hf_io, peft_io
 from coevolve_jax.models.decoder import Decoder
-from tests.support.grpo_cases import MODEL, init_params, learner_config, make_learner, samples, trajectory
+from tests.support.grpo_cases import MODEL, learner_config, make_learner, samples, trajectory
 
 TOKENS = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 32)).astype(np.int32)
 
@@ -26,11 +26,6 @@ TOKENS = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 32)).astype(
 @jax.jit
 def plain(params):
     return Decoder(MODEL).apply({"params": params}, TOKENS)
-
-
-@pytest.fixture(scope="module")
-def params():
-    return init_params()
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,7 @@ from flax.traverse_util import flatten_dict
 from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
 from coevolve_jax.records import checkpoint
 from tests.grpo.test_grpo import policy_batch
-from tests.support.grpo_cases import init_params, learner_config, make_learner
-
-
-@pytest.fixture(scope="module")
-def params():
-    return init_params()
+from tests.support.grpo_cases import learner_config, make_learner
 
 
 def test_schedules_follow_their_formulas():

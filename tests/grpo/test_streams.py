@@ -24,7 +24,6 @@ from tests.distributed.test_sharding import first_moment
 from tests.grpo.test_grpo import pad, padded_logprobs, states_equal
 from tests.support.grpo_cases import (
     MODEL,
-    init_params,
     learner_config,
     make_learner,
     moved,
@@ -36,11 +35,6 @@ pytestmark = pytest.mark.slow
 
 NONE = dict(kl="none", kl_coef=0.0)
 GSPO = dict(ratio="sequence", aggregate="sequence", clip_low=3e-2, clip_high=4e-2)
-
-
-@pytest.fixture(scope="module")
-def params():
-    return init_params()
 
 
 def packed(found, max_rows=8):

@@ -15,7 +15,6 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.decoder import Decoder
 from tests.support.grpo_cases import (
     MODEL,
-    init_params,
     learner_config,
     make_learner,
     moved,
@@ -25,11 +24,6 @@ from tests.support.grpo_cases import (
 from tests.support.paths import ROOT
 
 FREE = dict(kl="none", kl_coef=0.0)
-
-
-@pytest.fixture(scope="module")
-def params():
-    return init_params()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from coevolve_jax.strategies.blame import tool_weights
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.made_up import MadeUpLab, MadeUpRoll, made_up_task
-from coevolve_jax.testing.strategy import check_strategy
+from coevolve_jax.testing.strategy import check_order, check_strategy
 from coevolve_jax.train import train
 from coevolve_jax.types import QUERY
 from tests.support.paths import ROOT
@@ -87,7 +87,52 @@ def test_every_strategy_passes_the_suite(name, learner):
     given = {f"learner.{k}": v for k, v in learner.items()}
     if name in ("sage", "evolving_rl"):  # they roll each batch once, and refuse it
         given |= {"learner.dynamic_sampling": 0}
-    check_strategy(name, settings(name, **asked(name), **given))
+    check_strategy(name, settings(name, **asked(name), **given), alone=False)
+
+
+def test_every_strategy_does_the_same_whatever_the_order_of_sets():
+    examples = [f"tests.support.strategies.{name}" for name in EXAMPLES]
+    chosen = {name: settings(name, **asked(name)) for name in (*OURS, *METHODS, MEMORY, *examples)}
+    for name in ("sage", "evolving_rl"):
+        chosen[name] = settings(name, **{"learner.dynamic_sampling": 0})
+    check_order(chosen)
+
+
+SETS = """
+from coevolve_jax.strategies.static import Static
+
+
+class Sets(Static):
+    def observe(self, step, groups):
+        found = super().observe(step, groups)
+        self.kept = {what}
+        return found
+
+    def to_json(self):
+        return {{**super().to_json(), "kept": getattr(self, "kept", [])}}
+
+
+make = Sets
+"""
+
+
+@pytest.mark.parametrize(
+    "name,what",
+    [
+        ("sets", "list({s.call.name for g in groups for t in g.valid for s in t.steps if s.call})"),
+        ("hashes", "[hash(groups[0].task.id) % 1000]"),
+    ],
+)
+def test_the_suite_finds_what_only_another_process_shows(name, what, tmp_path, monkeypatch):
+    (tmp_path / f"own_{name}").mkdir()
+    (tmp_path / f"own_{name}" / "method.py").write_text(SETS.format(what=what))
+    (tmp_path / f"own_{name}" / "sorted.py").write_text(SETS.format(what=f"sorted({what})[:0]"))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = settings("static")
+    check_strategy(f"own_{name}.method", config, alone=False)
+    with pytest.raises(AssertionError, match=f"own_{name}.method: step 0 differs between processes"):
+        check_strategy(f"own_{name}.method", config)
+    check_strategy(f"own_{name}.sorted", config)
 
 
 @pytest.mark.parametrize("name", [*OURS, *METHODS])
