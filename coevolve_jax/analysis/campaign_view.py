@@ -41,7 +41,7 @@ CHECKS = {  # check or forecast of a backtest -> meaning
     "live_tokens": "tokens that are learned from, over the parent's",
     "paid_share": "share of the advantages that groups without a success have",
     "paid_length": "correlation of length and advantage in these groups",
-    "cut": "successes that lower limits would have ended",
+    "cut": "successes that the new limits would have ended",
     "group_size": "expected rollouts in mixed groups, over the parent's",
     "draws": "groups with a spread in replayed draws, over the parent's",
     "finite": "whether the gradient is finite",

@@ -12,7 +12,7 @@ what is checked is what will run. A check refuses beyond its bound, and never fo
     live_tokens   policy tokens of these, over the parent's                                    < 0.8
     paid_share    share of the advantages' sizes that groups without a success have            > 50%
     paid_length   size of the correlation of tokens and advantage in these groups              > 0.3
-    cut           successes that lower limits would have ended                                 > 2%
+    cut           successes that the new limits would have ended                               > 2%
     group_size    expected rollouts in mixed groups, over the parent's                         < 0.8
     draws         groups with spread in replayed draws, over the parent's                      < 0.8
 
@@ -72,7 +72,7 @@ SAYS = {
     "live_tokens": "{value:.2f} times as many tokens are learned from, below {bound:g}.",
     "paid_share": "{value:.0%} of the advantages are those of groups without a success, above {bound:.0%}.",
     "paid_length": "Without success, length and advantage correlate by {value:.2f}, above {bound:.2f}.",
-    "cut": "{value:.1%} of the successes would have been ended by the lower limits, above {bound:.0%}.",
+    "cut": "{value:.1%} of the successes would have been ended by the new limits, above {bound:.0%}.",
     "group_size": "{value:.2f} times as many rollouts would be in mixed groups, below {bound:g}.",
     "draws": "{value:.2f} times as many groups would have a spread, below {bound:g}.",
     "finite": "The gradient under it is not finite.",

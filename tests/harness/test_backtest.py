@@ -137,6 +137,9 @@ def test_limits_cut_what_is_beyond_them_and_not_what_reaches_them():
     assert cut({"rollout.max_messages": messages - 1}, won) == 1
     last = spans(won.trajectories[0])[-1].start + START.rollout.max_new_tokens  # it may have all of them
     assert cut({"rollout.max_length": last}, won) == 0 and cut({"rollout.max_length": last - 1}, won) == 1
+    most = START.rollout.max_length - spans(won.trajectories[0])[-1].start  # with more, the last has no room
+    assert cut({"rollout.max_new_tokens": most}, won) == 0
+    assert cut({"rollout.max_new_tokens": most + 1}, won) == 1
     # Calls of one message are one step, a text that is ignored is none, and each turn has the limit.
     steps = tuple(dataclasses.replace(a_step("ls"), message=n // 3) for n in range(6))
     steps += (Step(0, "?", None, "", error=True, message=2), a_step("ls", turn=1))
