@@ -4,7 +4,7 @@
 
 1. The start is run under some values of rollout.salt.
 2. Every move of every lever is backtested on the first of these runs: WORKDIR/backtests.csv.
-3. Some of the moves that are refused, and some that pass, are trained: WORKDIR/trained.csv.
+3. Some of the moves that are refused, and some that pass, are trained under these: WORKDIR/trained.csv.
 4. A table tells how they fared.
 
 The same command goes on. With larger numbers it trains the same moves first, and then more.
@@ -20,7 +20,7 @@ _CONFIG = flags.DEFINE_string("config", "configs/bfcl_harness.py", "Config file,
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that this writes.")
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all runs.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the start.", lower_bound=0)
-_SALTS = flags.DEFINE_string("salts", "0:4", "Values of rollout.salt for the start: other luck.")
+_SALTS = flags.DEFINE_string("salts", "0:2", "Values of rollout.salt for each trained config: other luck.")
 _REFUSED = flags.DEFINE_integer("refused", 24, "Refused moves that are trained, at most.", lower_bound=0)
 _PASSED = flags.DEFINE_integer("passed", 12, "Passed moves that are trained, at most.", lower_bound=0)
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
@@ -35,7 +35,7 @@ def run() -> None:
     from coevolve_jax.harness.backtest import Check
     from coevolve_jax.harness.levers import changed
     from coevolve_jax.harness.start import settled, without_harness
-    from coevolve_jax.harness.store import Store, config_id, cores_of_starts, other_cores
+    from coevolve_jax.harness.store import Store, config_id, cores_of_starts, is_run, other_cores
     from coevolve_jax.seeding import rng_for
 
     folder, seed, say = Path(_WORKDIR.value), _SEED.value, lambda text: print(text, flush=True)
@@ -53,9 +53,17 @@ def run() -> None:
     store = Store(folder / "store", start, programs, _JOBS.value, cores)
 
     own = {salt: configs.override(start, {"rollout.salt": salt}) for salt in salts}
-    first, file = store.workdir(own[salts[0]], seed), folder / "backtests.csv"
-    backtested_on = f"{first.parent.name}/{first.name}"
-    before = refusals.read(file, backtested_on)  # refuses those of another start before anything is run
+    file = folder / "backtests.csv"
+    backtested_on, before = refusals.read(file)
+    by_name = {f"{lever} {move}": changes for lever, move, changes in refusals.moves(config)}
+    first = store.workdir(own[salts[0]], seed)
+    here, untried = f"{first.parent.name}/{first.name}", by_name.keys() - before.keys()
+    # A whole set of backtests may be of older code, so that its table can be printed again.
+    same = here == backtested_on if untried else is_run(Path(backtested_on), own[salts[0]], seed)
+    if before and not same:
+        raise ValueError(
+            f"{file} has backtests on {backtested_on}, and these are on {here}: name another --workdir."
+        )
     failed: dict[tuple[str, int], str] = {}
 
     def train(runs: dict) -> None:
@@ -78,6 +86,8 @@ def run() -> None:
             return counted(len(ended))
 
         if due:
+            if why := store.begin([seed]):
+                raise ValueError(f"The start failed: {why[seed]}")
             with progress.said(say, keep):
                 why = store.train_all([(config, seed) for config in due.values()])
             say(keep())
@@ -86,8 +96,6 @@ def run() -> None:
                 if (name, salt) in failed:
                     say(f"{name} {salt} failed: {failed[name, salt]}")
 
-    if why := store.begin([seed]):
-        raise ValueError(f"The start failed: {why[seed]}")
     train({("none", salt): config for salt, config in own.items()})
     if missing := [salt for salt in salts if ("none", seed, salt) not in rows]:
         why = failed["none", missing[0]].rstrip(".")
@@ -96,27 +104,34 @@ def run() -> None:
             "has not ended, and other --salts if it has."
         )
 
-    compared = folder / "gradients" / first.parent.name / first.name
-    gradients = lambda child: {
-        check: Check(*told)
-        for check, told in store.gradients(first, child, compared / config_id(child)).items()
-    }
-    known: list[refusals.Tried] = []
-    for row in refusals.tried(config, start, [evidence.groups(first)], gradients, before):
-        known.append(row)
-        refusals.write(file, backtested_on, known)
-        say(f"{row.name}: {row.why or 'passes.'}")
+    if untried:
+        if why := store.begin([seed]) or store.train(own[salts[0]], [seed]):
+            raise ValueError(f"The start failed: {why[seed]}")
+        compared = folder / "gradients" / here
+        gradients = lambda child: {
+            check: Check(*told)
+            for check, told in store.gradients(first, child, compared / config_id(child)).items()
+        }
+        for row in refusals.tried(config, start, [evidence.groups(first)], gradients, dict(before)):
+            before[row.name] = row
+            refusals.write(file, here, before.values())
+            say(f"{row.name}: {row.why or 'passes.'}")
 
+    known = list(before.values())
     chosen = refusals.drawn(known, _REFUSED.value, _PASSED.value, rng_for(seed, "refusals"))
-    by_name = {f"{lever} {move}": changes for lever, move, changes in refusals.moves(config)}
-    train({(row.name, 0): changed(start, by_name[row.name]) for row in chosen})
-    told = [rows["none", seed, salt].success for salt in salts]
-    noise, trained = config.harness.noise, []
-    for row in chosen:
-        ended = rows.get((row.name, seed, 0))
-        gain, kind = refusals.judge(ended.success, told, noise) if ended else (None, "worse")
-        trained.append(refusals.Trained(row, gain, kind))
-    say(refusals.table(known, told, trained, noise))
+    if gone := [r.name for r in chosen if r.name not in by_name]:
+        raise ValueError(f"{file} has {gone[0]}, which is no move of this start: name another --workdir.")
+    train({(r.name, salt): changed(own[salt], by_name[r.name]) for salt in salts for r in chosen})
+    noise, told = config.harness.noise, {salt: rows["none", seed, salt].success for salt in salts}
+    gains = {
+        row.name: [
+            ended.success - told[salt] if (ended := rows.get((row.name, seed, salt))) else None
+            for salt in salts
+        ]
+        for row in chosen
+    }
+    trained = [refusals.Trained(row, *refusals.judge(gains[row.name], noise)) for row in chosen]
+    say(refusals.table(known, list(told.values()), trained, noise))
 
 
 if __name__ == "__main__":

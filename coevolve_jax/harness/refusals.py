@@ -1,12 +1,14 @@
 """Asks whether backtests are right: moves that they refuse are trained all the same, beside moves that pass.
 
-    worse    success is below the start's by one standard error or more, or the run failed
+    worse    success is below the start's by one standard error or more, or a run failed
     better   it is above the start's by one standard error or more
     alike    neither
 
-Of moves without any effect, luck alone makes a sixth worse and a sixth better where runs deviate by
+A move is run under the same values of rollout.salt as the start, and its gain is the mean difference of runs
+with the same salt. So a move without any effect has a gain of exactly 0, and the start's own luck counts once
+for each salt. Of moves that differ by luck alone a sixth are worse and a sixth better where runs deviate by
 config.harness.noise, and fewer where they deviate by less. docs/notes/harness.md has the shares of measured
-runs. The start is run under several values of rollout.salt, so that its own luck is not in every gain.
+runs.
 
 experiments/check_backtests.py makes the runs, each an ordinary one of the start with one lever moved once.
 """
@@ -57,7 +59,7 @@ COLUMNS = ("start", *Tried._fields)  # of backtests.csv; start: the run of the s
 
 
 class Trained(NamedTuple):
-    """A move that was trained. gain: of success over the start's mean; None if the run failed."""
+    """A move that was trained. gain: of success over the start's, by `judge`; None if a run failed."""
 
     tried: Tried
     gain: float | None
@@ -106,24 +108,35 @@ def drawn(rows: Sequence[Tried], refused: int, passed: int, rng: np.random.Gener
     return [side[i] for i in range(longest) for side in sides if i < len(side)]
 
 
-def judge(success: float, start: Sequence[float], noise: float) -> tuple[float, str]:
-    """(gain, kind) of a run beside the start's runs.
+def judge(gains: Sequence[float | None], noise: float) -> tuple[float | None, str]:
+    """(gain, kind) of a move, from its gains under each salt; None for a run that failed.
 
-    noise: standard deviation of one run's success, so that of a gain is noise * sqrt(1 + 1 / n).
+    noise: standard deviation of one run's success, so that of the mean of n gains is noise * sqrt(2 / n).
     """
-    gain, se = success - float(np.mean(start)), noise * math.sqrt(1 + 1 / len(start))
+    known = [gain for gain in gains if gain is not None]
+    if len(known) < len(gains):
+        return None, "worse"
+    gain, se = float(np.mean(known)), standard_error(noise, len(known))
     return gain, "worse" if gain <= -se else "better" if gain >= se else "alike"
 
 
+def standard_error(noise: float, salts: int) -> float:
+    """Of the mean of so many gains, each of two runs."""
+    return noise * math.sqrt(2 / salts)
+
+
 def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Trained], noise: float) -> str:
-    """Tells what was refused and how the trained moves fared, as Markdown; gains in points."""
+    """Tells what was refused and how the trained moves fared, as Markdown; gains in points.
+
+    start: its success under each salt.
+    """
     by = Counter(r.by for r in rows if r.by)
     told = ", ".join(f"`{name}` {n}" for name, n in by.most_common()) or "none"
-    se = noise * math.sqrt(1 + 1 / len(start))
+    told_start = ", ".join(f"{100 * success:.1f}%" for success in start)
     found = [
         f"Of {len(rows)} moves the backtest refuses {sum(by.values())}: {told}.",
-        f"The start solves {100 * np.mean(start):.1f}% ({len(start)} runs). One standard error of a gain is "
-        f"{100 * se:.1f} points.",
+        f"The start solves {told_start} ({len(start)} salts). One standard error of a gain over it is "
+        f"{100 * standard_error(noise, len(start)):.1f} points.",
         markdown(
             ("", "trained", *KINDS, "mean gain, without failed"),
             [_side(trained, True), _side(trained, False)],
@@ -152,24 +165,22 @@ def write(path: Path, start: str, rows: Iterable[Tried]) -> None:
     write_text(path, text.getvalue())
 
 
-def read(path: Path, start: str) -> dict[str, Tried]:
-    """Name of a move -> what `write` wrote of it; {} where there is no file.
+def read(path: Path) -> tuple[str, dict[str, Tried]]:
+    """The run that moves were backtested on, and name -> what `write` wrote; "" and {} without a file.
 
-    Raises ValueError where a move was backtested on another run.
+    Raises ValueError for a file that is none of these.
     """
     if not path.exists():
-        return {}
+        return "", {}
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"{path} has other columns than {', '.join(COLUMNS)}: move that file away.")
         rows = list(reader)
-    if other := [row["start"] for row in rows if row["start"] != start]:
-        raise ValueError(
-            f"{path} has backtests on {other[0]}, and these are on {start}: name another --workdir."
-        )
+    if len(starts := {row["start"] for row in rows}) > 1:
+        raise ValueError(f"{path} has backtests on {' and '.join(sorted(starts))}: move that file away.")
     found = (Tried(**{key: row[key] for key in Tried._fields}) for row in rows)
-    return {row.name: row for row in found}
+    return next(iter(starts), ""), {row.name: row for row in found}
 
 
 def _side(trained: Sequence[Trained], refused: bool) -> tuple:

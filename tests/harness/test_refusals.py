@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -71,15 +73,24 @@ def test_more_of_the_same_moves_are_drawn_where_more_are_asked_for():
     assert len(refusals.drawn(rows, 100, 100, rng_for(1, "refusals"))) == 30
 
 
-def test_luck_makes_a_sixth_worse_and_a_sixth_better_where_runs_deviate_by_the_noise():
+@pytest.mark.parametrize("salts", [1, 4])
+def test_luck_makes_a_sixth_worse_and_a_sixth_better_where_runs_deviate_by_the_noise(salts):
     rng, noise, kinds = np.random.default_rng(0), 0.025, []
     for _ in range(4000):
-        start = list(rng.normal(0.6, noise, 4))
-        kinds.append(refusals.judge(float(rng.normal(0.6, noise)), start, noise)[1])
+        gains = rng.normal(0.6, noise, salts) - rng.normal(0.6, noise, salts)
+        kinds.append(refusals.judge(list(gains), noise)[1])
     tail = 0.5 * math.erfc(1 / math.sqrt(2))
     assert kinds.count("worse") / 4000 == pytest.approx(tail, abs=0.02)
     assert kinds.count("better") / 4000 == pytest.approx(tail, abs=0.02)
-    assert refusals.judge(0.5, [0.6], noise) == (pytest.approx(-0.1), "worse")
+
+
+def test_a_move_is_judged_by_the_mean_of_its_gains_and_fails_with_any_of_its_runs():
+    se = 0.025  # of two salts
+    assert refusals.judge([0.0, -2 * se], 0.025) == (-se, "worse")
+    assert refusals.judge([0.0, 2 * se], 0.025) == (se, "better")
+    assert refusals.judge([0.04, -0.04], 0.025) == (0.0, "alike")
+    assert refusals.judge([0.5, None], 0.025) == (None, "worse")
+    assert refusals.standard_error(0.025, 1) == pytest.approx(0.035, abs=5e-4)  # as of a campaign of one seed
 
 
 def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
@@ -93,7 +104,7 @@ def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
     told = refusals.table(rows, [0.5, 0.7], trained, 0.02)
     assert "|  | trained | worse | alike | better | mean gain, without failed |" in told
     assert "Of 5 moves the backtest refuses 3: `order` 2, `live_groups` 1." in told
-    assert "solves 60.0% (2 runs). One standard error of a gain is 2.4 points." in told
+    assert "solves 50.0%, 70.0% (2 salts). One standard error of a gain over it is 2.0 points." in told
     assert "| refused | 3 | 2 | 0 | 1 | -1.0 |" in told and "| passed | 1 | 0 | 1 | 0 | +1.0 |" in told
     assert (
         "one-sided p 0.5." in told
@@ -122,13 +133,15 @@ def test_moves_come_back_as_they_were_written(tmp_path):
     rows = [row("reward.terms add length", "paid_share"), row("learner.epochs up")]
     path = tmp_path / "backtests.csv"
     refusals.write(path, "abc-123-2/seed_0", rows)
-    assert list(refusals.read(path, "abc-123-2/seed_0").values()) == rows
-    assert refusals.read(tmp_path / "none.csv", "abc-123-2/seed_0") == {}
-    with pytest.raises(ValueError, match="backtests on abc.*_0, and these are on abc.*_1: name another --w"):
-        refusals.read(path, "abc-123-2/seed_1")
+    start, found = refusals.read(path)
+    assert start == "abc-123-2/seed_0" and list(found.values()) == rows
+    assert refusals.read(tmp_path / "none.csv") == ("", {})
+    path.write_text(path.read_text().replace("seed_0", "seed_1", 1))
+    with pytest.raises(ValueError, match="backtests on abc-123-2/seed_0 and abc-123-2/seed_1: move that"):
+        refusals.read(path)
     path.write_text("lever,move,by,why,unseen\nlearner.epochs,up,,,\n")
     with pytest.raises(ValueError, match="has other columns than start, lever, move.*: move that file away"):
-        refusals.read(path, "abc-123-2/seed_0")
+        refusals.read(path)
 
 
 @pytest.mark.slow
@@ -141,26 +154,26 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
     assert len(known) == len(list(refusals.moves(config("none"))))
     assert 2 <= sum(bool(k["by"]) for k in known) < len(known)
     rows = calibration.read_rows(tmp_path / "trained.csv", "configs/bfcl_harness.py")
-    start = [r.success for (name, _, _), r in rows.items() if name == "none"]
-    assert len(start) == 2 and len(rows) == 6
+    start = {salt: r.success for (name, _, salt), r in rows.items() if name == "none"}
+    assert len(start) == 2 and len(rows) == 10
     runs = [json.loads(p.read_text()) for p in (tmp_path / "store").glob("*/seed_0/config.json")]
-    assert len(runs) == 6 and sum(c["rollout"]["salt"] for c in runs) == 1
+    assert len(runs) == 10 and sum(c["rollout"]["salt"] for c in runs) == 5
     by_name = {f"{k['lever']} {k['move']}": k["by"] for k in known}
-    for (name, _, _), own in rows.items():
-        if name != "none":
-            gain = 100 * (own.success - np.mean(start))
-            assert f"| `{name}` | {by_name[name] or 'passed'} | {gain:+.1f} |" in done.stdout
+    for name in {key[0] for key in rows} - {"none"}:
+        gain = 100 * np.mean([rows[name, 0, salt].success - start[salt] for salt in (0, 1)])
+        assert f"| `{name}` | {by_name[name] or 'passed'} | {gain:+.1f} |" in done.stdout
     more = *flags[:3], "--passed=3", "--jobs=2"
     again = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *more)
     assert again.returncode == 0, again.stderr
     more = calibration.read_rows(tmp_path / "trained.csv", "configs/bfcl_harness.py")
     assert len({p.parent.name.rpartition("-")[2] for p in (tmp_path / "store").glob("*/seed_0")}) == 1
-    assert len(more) == 7 and {k: more[k] for k in rows} == rows
+    assert len(more) == 12 and {k: more[k] for k in rows} == rows
     # Those of another start are refused before anything is run.
     for other in (("--seed=1", *flags[1:]), ("--salts=1:3", *flags[2:])):
         refused = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, flags[0], *other)
         assert refused.returncode and f"backtests.csv has backtests on {known[0]['start']}" in refused.stderr
-    assert len(list((tmp_path / "store").glob("*/seed_*/config.json"))) == 7
+    assert len(list((tmp_path / "store").glob("*/seed_*/config.json"))) == 12
+    _the_tables_alone_say_the_same(tmp_path, quick, done.stdout, flags[1:])
     # A move that lost all of its trials has failed, and the command ends. Without its start it cannot.
     name = next(key[0] for key in more if key[0] != "none")
     changes = {f"{lever} {move}": found for lever, move, found in refusals.moves(config("none"))}[name]
@@ -173,6 +186,24 @@ def test_the_program_trains_what_it_drew_and_goes_on_where_it_was(quick, tmp_pat
     folder = _all_trials_lost(tmp_path, without_harness(config("none")), ("none", 0))
     ended = forked.run_after(WITH_MADE_UP, "check_backtests", tmp_path, quick, *flags)
     assert ended.returncode and f"The start has no result of salt 0 ({folder} has no valid" in ended.stderr
+
+
+def _the_tables_alone_say_the_same(folder, quick, before, flags):
+    """Both tables in a folder of their own, as of older code: the same is printed and nothing is run."""
+    alone = folder / "alone"
+    alone.mkdir()
+    shutil.copy(folder / "trained.csv", alone)
+    text = (folder / "backtests.csv").read_text()
+    (alone / "backtests.csv").write_text(re.sub(r"(?m)^(\w{16})-\w+-", r"\1-00000000-", text))
+    told = forked.run_after(WITH_MADE_UP, "check_backtests", folder, quick, f"--workdir={alone}", *flags)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout[told.stdout.index("Of ") :] == before[before.index("Of ") :]
+    assert not list((alone / "store").glob("*/seed_*")) and not list((alone / "store").glob("starts"))
+    (alone / "backtests.csv").write_text(
+        "\n".join((alone / "backtests.csv").read_text().split("\n")[:9]) + "\n"
+    )
+    told = forked.run_after(WITH_MADE_UP, "check_backtests", folder, quick, f"--workdir={alone}", *flags)
+    assert told.returncode and "-00000000-" in told.stderr  # what is missing would be of other code
 
 
 def _all_trials_lost(folder, config, key) -> Path:
