@@ -379,7 +379,7 @@ def test_a_run_does_not_go_on_with_other_files_of_its_model(tmp_path):
     assert go(2) == {} and len(rows(workdir / "metrics.jsonl")) == 2
     path = workdir / "checkpoints" / checkpoint.name(2) / "state.json"
     saved = load(path)
-    assert saved["state"].pop(checkpoint.INPUTS).keys() == {"config.model"}
+    assert saved["state"].pop(checkpoint.INPUTS).keys() == {"config.model", "config.environment.name"}
     path.write_text(json.dumps(saved))  # as runs wrote it that kept no digests
     weights.write_bytes(theirs[:-1] + bytes([theirs[-1] ^ 1]))
     assert go(None)["steps"] == 3
