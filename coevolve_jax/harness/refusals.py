@@ -121,7 +121,7 @@ def judge(gains: Sequence[float | None], noise: float) -> tuple[float | None, st
 
 
 def standard_error(noise: float, salts: int) -> float:
-    """Of the mean of so many gains, each of two runs."""
+    """Returns that of the mean of so many gains, each of two runs."""
     return noise * math.sqrt(2 / salts)
 
 
@@ -135,7 +135,7 @@ def table(rows: Sequence[Tried], start: Sequence[float], trained: Sequence[Train
     told_start = ", ".join(f"{100 * success:.1f}%" for success in start)
     found = [
         f"Of {len(rows)} moves the backtest refuses {sum(by.values())}: {told}.",
-        f"The start solves {told_start} ({len(start)} salts). One standard error of a gain over it is "
+        f"The start solves {told_start} (by salt). One standard error of a gain over it is "
         f"{100 * standard_error(noise, len(start)):.1f} points.",
         markdown(
             ("", "trained", *KINDS, "mean gain, without failed"),

@@ -165,3 +165,24 @@ def test_which_conditions_let_baits_and_mends_pass():
             assert numbers(text) == [points(share(c, "start_", what)), points(share(c, "", what))]
         names = ("score", "fixed", "evolving", "audited")
         assert row[6:] == [c["truth"], *(c[f"by_{name}"] or "promoted" for name in names)]
+
+
+def test_how_moves_fared_that_backtests_refused_and_let_pass():
+    by = {f"{r['lever']} {r['move']}": r["by"] for r in rows("refused/backtests.csv")}
+    share = {
+        (r["fault"], r["salt"]): int(r["solved"]) / int(r["trials"]) for r in rows("refused/trained.csv")
+    }
+    se, told = NOISE * 2**0.5, table("| move | refused by | gain |")
+    kinds = defaultdict(Counter)
+    for move, refused_by, gain, kind in told:
+        name = move.strip("`")
+        found = share[name, "0"] - share["none", "0"]
+        assert numbers(gain) == [points(found)] and refused_by == (by[name] or "passed")
+        assert kind == ("worse" if found <= -se else "better" if found >= se else "alike")
+        kinds[bool(by[name])][kind] += 1
+    assert {move.strip("`") for move, *_ in told} == {name for name, salt in share if salt == "0"} - {"none"}
+    for side, *counts, _ in table("|  | trained | worse | alike | better |"):
+        own = kinds[side == "refused"]
+        assert [*map(int, counts)] == [own.total(), own["worse"], own["alike"], own["better"]]
+    (told,) = re.findall(r"Of (\d+) moves the backtest refuses (\d+)", PAGE)
+    assert [*map(int, told)] == [len(by), sum(map(bool, by.values()))]

@@ -104,7 +104,7 @@ def test_the_table_counts_what_was_trained_and_a_failed_run_is_worse():
     told = refusals.table(rows, [0.5, 0.7], trained, 0.02)
     assert "|  | trained | worse | alike | better | mean gain, without failed |" in told
     assert "Of 5 moves the backtest refuses 3: `order` 2, `live_groups` 1." in told
-    assert "solves 50.0%, 70.0% (2 salts). One standard error of a gain over it is 2.0 points." in told
+    assert "solves 50.0%, 70.0% (by salt). One standard error of a gain over it is 2.0 points." in told
     assert "| refused | 3 | 2 | 0 | 1 | -1.0 |" in told and "| passed | 1 | 0 | 1 | 0 | +1.0 |" in told
     assert (
         "one-sided p 0.5." in told
