@@ -165,12 +165,8 @@ def _several(budget: Sequence[Mapping[str, Any]], column: str, said: str) -> lis
 def _other_files(budget: Sequence[Mapping[str, Any]]) -> list[str]:
     """Says which arms were run with several contents of a user's own files."""
     said = "THE FILES OF {} CHANGED BETWEEN ITS RUNS (its own modules, tools or template), by their digest"
-    by_arm: dict[str, list[Mapping[str, Any]]] = {}
-    for r in budget:
-        by_arm.setdefault(r["arm"], []).append(r)
-    return [
-        note for name, rows in by_arm.items() for note in _several(rows, "files_digest", said.format(name))
-    ]
+    own = {name: [r for r in budget if r["arm"] == name] for name in dict.fromkeys(r["arm"] for r in budget)}
+    return [note for name, rows in own.items() for note in _several(rows, "files_digest", said.format(name))]
 
 
 def _lost_in_training(budget: Sequence[Mapping[str, Any]]) -> list[str]:

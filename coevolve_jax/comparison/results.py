@@ -128,9 +128,8 @@ def _own_files(versions: Mapping[str, str]) -> dict[str, str]:
     The base policy and the file of D_0 are not among them: they have columns of their own.
     """
     rest = {"config.model", "config.data.initial_file"}
-    own = [f"{key} {digest}" for key, digest in sorted(versions.items()) if key.startswith("config.")]
-    own = [told for told in own if told.split()[0] not in rest]
-    return {"files_digest": _digest(own)} if own else {}
+    own = sorted(key for key in versions if key.startswith("config.") and key not in rest)
+    return {"files_digest": _digest(f"{key} {versions[key]}" for key in own)} if own else {}
 
 
 def _origin(workdir: Path) -> dict[str, str | None]:
