@@ -11,11 +11,12 @@ what is checked is what will run. A check refuses beyond its bound, and never fo
     live_groups   groups whose outcomes differ and are learned from, over the parent's         < 0.8
     live_tokens   policy tokens of these, over the parent's                                    < 0.8
     paid_share    share of the advantages' sizes that groups without a success have            > 50%
-    paid_length   size of the correlation of tokens and advantage in these groups              > 0.3
+    paid_length*  size of the correlation of tokens and advantage in these groups              > 0.3
     cut           successes that the new limits would have ended                               > 2%
-    group_size    expected rollouts in mixed groups, over the parent's                         < 0.8
+    group_size*   expected rollouts in mixed groups, over the parent's                         < 0.8
     draws         groups with spread in replayed draws, over the parent's                      < 0.8
 
+* only warns: of four such moves that were trained all the same none was worse (E5, docs/results/harness.md).
 A hypothesis that aims at fewer live groups moves their 0.8 to 0.3. Where the change is one of credit or loss
 and none of these refuses, gradient.py compares the gradients at the parent's end.
 """
@@ -45,6 +46,7 @@ from coevolve_jax.types import TrainingSample, Trajectory
 FIRST = 3  # steps that forecasts are about
 MISSED = 0.3  # relative error from which on a forecast has missed
 LEAST_PAID = 8  # rollouts of groups without a success, for `paid_length`
+WARNS = ("paid_length", "group_size")  # their moves were not worse when trained; the others refuse
 # Keys by the checks that see all that they do, and those that these checks see in part.
 CREDIT = ("reward.", "learner.group_filter", "learner.filter_", "learner.skip_zero_variance_groups",
           "learner.advantage", "learner.overlong_filtering")  # fmt: skip
@@ -89,7 +91,7 @@ class Backtest:
       parent: the version's name. digest: of the child's config.
       checks: name -> check. forecast: name -> value in the first steps (`forecast`).
       refused: a sentence, of the first check that refuses; None if none does. by: its name, or "".
-      notes: sentences on what is only shown.
+      notes: sentences on what is only shown, and of the checks that only warn.
       not_covered: changed keys whose effect no check sees, at least in part.
     """
 
@@ -124,7 +126,7 @@ def backtest(
       aims_at_live: the hypothesis is about the groups that are learned from.
       gradient: gives the checks of harness/gradient.py. It takes a process with a compiler, so it is called
         only where they can refuse.
-      unreliable: names of checks that no longer refuse, since their forecasts missed (`missed`).
+      unreliable: names of checks that only warn from now on, since their forecasts missed (`missed`).
 
     Raises ValueError if the runs hold no valid rollout.
     """
@@ -159,7 +161,10 @@ def backtest(
         checks["draws"] = _least(more, 0.8)
         told |= {"live": told["live"] * more / all_drawn, "tokens": told["tokens"] * more}
         notes.append(f"A step draws {all_drawn:.2f} times as many groups.")
-    refusing = lambda: [n for n, c in checks.items() if not c.ok and n in SAYS and n not in unreliable]
+    warns = {*WARNS, *unreliable}
+    beyond = lambda: [n for n, c in checks.items() if not c.ok and n in SAYS]
+    refusing = lambda: [n for n in beyond() if n not in warns]
+    says = lambda name: SAYS[name].format_map(checks[name]._asdict())
     compared = gradient() if gradient and touches((*CREDIT, *GRADIENT)) and not refusing() else {}
     checks |= compared
     failed = refusing()
@@ -169,9 +174,9 @@ def backtest(
         configs.digest(child),
         checks,
         told,
-        SAYS[failed[0]].format_map(checks[failed[0]]._asdict()) if failed else None,
+        says(failed[0]) if failed else None,
         failed[0] if failed else "",
-        tuple(notes),
+        (*(f"A warning only: {says(name)}" for name in beyond() if name in warns), *notes),
         tuple(key for key in changed if not key.startswith(covered)),
     )
 
