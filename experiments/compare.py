@@ -194,7 +194,7 @@ def _run_cells(folder, config, made, chosen, joined, index: int, count: int) -> 
             if count == 1:  # with several machines, the last command writes the results of all
                 results.read(folder, made, [*chosen, *joined], keep=True)
 
-        return cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)
+        return cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value, [*chosen, *joined])
 
 
 def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list:

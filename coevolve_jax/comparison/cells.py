@@ -19,7 +19,7 @@ from coevolve_jax.comparison.plan import Cell, changes, start_config
 from coevolve_jax.comparison.side_by_side import Failure, Work, run_side_by_side
 from coevolve_jax.records import checkpoint
 from coevolve_jax.records import workdir as workdirs
-from coevolve_jax.records.files import write_text
+from coevolve_jax.records.files import write_bytes, write_text
 
 MAIN = shipped.ROOT / "experiments" / "main.py"
 
@@ -55,8 +55,12 @@ def run_all(
     jobs: int,
     on_done: Callable[[Cell, Failure | None], object] = lambda cell, failure: None,
     retry: bool = False,
+    others: Sequence[Cell] = (),
 ) -> list[Failure]:
     """Makes the start of each seed, then runs its cells: `jobs` processes at once, on equal shares of cores.
+
+    others: cells that are not run now. Where one of a seed is finished, as one from a bundle is, a new
+    start of that seed begins with its tasks (`_tasks_of`).
 
     on_done: called with each cell that ended and its failure, if any. It is called too for a cell whose start
     failed, which is not run.
@@ -76,7 +80,11 @@ def run_all(
     for start, own in starts.items():
         then = [_work(folder, config, cell) for cell in own]
         of |= {work.name: cell for work, cell in zip(then, own)}
-        works += then if begun(start) else [_beginning(folder, start, start_config(config, own[0]), then)]
+        if not begun(start):
+            like = [c.workdir(folder) for c in (*cells, *others) if c.start(folder) == start]
+            like = [workdir for workdir in like if finished(workdir)][:1]
+            then = [_beginning(folder, start, start_config(config, own[0]), then, *like)]
+        works += then
     compiled = {
         "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -98,11 +106,32 @@ def _work(folder: Path, config: ConfigDict, cell: Cell) -> Work:
     return Work(_name(workdir, folder), command(workdir), _log(workdir), done, prepared)
 
 
-def _beginning(folder: Path, start: Path, config: ConfigDict, then: Sequence[Work]) -> Work:
-    """Makes the start of a seed."""
+def _beginning(
+    folder: Path, start: Path, config: ConfigDict, then: Sequence[Work], like: Path | None = None
+) -> Work:
+    """Makes the start of a seed. like: a finished run that it begins like."""
     done = lambda status: status == 0 and begun(start)
-    claimed = lambda: workdirs.claim(start, config)
-    return Work(_name(start, folder), command(start, "--until=0"), _log(start), done, claimed, then)
+
+    def prepared() -> None:
+        workdirs.claim(start, config)
+        if like:
+            _tasks_of(like, start, config)
+
+    return Work(_name(start, folder), command(start, "--until=0"), _log(start), done, prepared, then)
+
+
+def _tasks_of(run: Path, start: Path, config: ConfigDict) -> None:
+    """Lets a start begin with the held-out tasks and D_0 of a finished run, whatever its code would explore.
+
+    So an arm can join others that ran with earlier code. Only where D_0 is explored and costs nothing, since
+    the run's ledger does not tell what of its costs was D_0's.
+    """
+    given = config.data.own_tasks or config.data.initial_file or config.warm_start.steps
+    if given or config.explorer.name != "scripted":
+        return
+    (start / workdirs.BEGINNING).mkdir(exist_ok=True)
+    for name in workdirs.BEGUN:  # the last of them tells that all are there
+        write_bytes(start / workdirs.BEGINNING / name, (run / name).read_bytes())
 
 
 def _name(workdir: Path, folder: Path) -> str:

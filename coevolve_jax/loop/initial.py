@@ -21,7 +21,7 @@ from coevolve_jax.loop.state import RunState
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.records.costs import EXPLORER
-from coevolve_jax.records.workdir import MADE, WARM_START
+from coevolve_jax.records.workdir import BEGINNING, BEGUN, MADE, WARM_START
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis import choice, lineage
@@ -84,7 +84,8 @@ def bootstrap(
     `held_out`, and only what evolution adds is explored. D_0 then lacks those near an evaluation task. With a
     section config.testbed each weak tool comes `least` to `most` times in D_0. `Roles.initial` explores for
     all of these, if the explorer has it. After a warm start the held-out tasks are those that its tasks were
-    kept apart from, and what its explorer cost counts, in the ledger and for a budget.
+    kept apart from, and what its explorer cost counts, in the ledger and for a budget. Where the workdir has
+    a folder BEGINNING, held-out tasks and D_0 are those of the run whose files lie there (`begun_elsewhere`).
 
     Args:
       synthesizer: (guard, fits) -> a Synthesizer. By default tasks fit the limits of training rollouts.
@@ -95,15 +96,38 @@ def bootstrap(
     if spent is not None and (warm / MADE).exists():
         spent.update(json.loads((warm / MADE).read_text())["costs"])  # of roles that are gone
     with timed(seconds, "other"):
-        if (warm / "held_out.jsonl").exists():
-            held_out = read_held_out(warm)
+        if (workdir / BEGINNING / BEGUN[-1]).exists():
+            held_out, tasks, initial = begun_elsewhere(c, workdir / BEGINNING, unguarded)
         else:
-            held_out = held_out_tasks(c, unguarded)
-        tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
+            warmed = (warm / "held_out.jsonl").exists()
+            held_out = read_held_out(warm) if warmed else held_out_tasks(c, unguarded)
+            tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, eval_agent, held_out, step=0, greedy=True, workdir=workdir)
     ledger = Counter({EXPLORER + key: n for key, n in (spent or {}).items()})
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
+
+
+def begun_elsewhere(
+    config: ConfigDict, folder: Path, synthesizer: Synthesizer
+) -> tuple[list[Task], TaskPool, SynthesisStats]:
+    """The held-out tasks, D_0 and the statistics of making it, of the run whose files BEGUN lie in `folder`.
+
+    They may be none that this version of the code would explore. Raises ValueError for a task that no longer
+    passes in the environment, or that D_0 does not take.
+    """
+    held_out, tasks = read_held_out(folder), task_pool(config, config.data.max_tasks or None)
+    first = [task for task in TaskPool.read(folder / "tasks.jsonl") if task.lineage.kind == "initial"]
+    refusals, given = [*(None for _ in held_out), *tasks.add(first)], [*held_out, *first]
+    runs = execute(synthesizer.env_pool, given)
+    for task, refusal, run in zip(given, refusals, runs, strict=True):
+        if fault := refusal or _fault(*run):
+            raise ValueError(
+                f"Task {task.id} of {folder} does not pass in the environment {config.environment.name!r} "
+                f"({fault}): use the versions of the packages with which it was made, or another workdir."
+            )
+    ledger = json.loads((folder / "ledger.json").read_text())
+    return held_out, tasks, SynthesisStats.from_json(ledger["initial"])
 
 
 def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
@@ -251,7 +275,7 @@ def tasks_from_file(
     for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage.from_file(task.lineage))
         refusal = EVALUATION_SCENARIO if canonical(task.scenario) in apart else None
-        refusal = refusal or _fault(renamed, *run, synthesizer)
+        refusal = refusal or _fault(*run) or (None if synthesizer.fits(renamed, run[0]) else "too_long")
         refusal = refusal or synthesizer.add(tasks, with_patterns(renamed, action_pattern))[0]
         stats.refused.update([refusal] if refusal else [])
     stats.added = stats.accepted = len(tasks)
@@ -293,15 +317,13 @@ def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
     return found
 
 
-def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesizer) -> str | None:
-    """Returns the refusal of a task from a file, in the words of Verdict, or None for a good task."""
+def _fault(answers: Answers, outcome: Outcome) -> str | None:
+    """Returns why a task from a file did not pass (`execute`), in the words of Verdict, or None."""
     if not outcome.valid:
         return "environment"
     if any(answer.error for turn in answers for answer in turn):
         return "step_failed"
-    if not outcome.success:
-        return "state_differs"
-    return None if synthesizer.fits(task, answers) else "too_long"
+    return None if outcome.success else "state_differs"
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:

@@ -35,6 +35,8 @@ MECHANICAL = {
 FORKED = "forked.json"  # of a fork: the run, step, config and strategy that it goes on from
 WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
 MADE = "made.json"  # in it: which tasks were refused, and what its explorer cost
+BEGINNING = "beginning"  # a folder: with these files of another run, this one begins with that one's tasks
+BEGUN = ("held_out.jsonl", "tasks.jsonl", "ledger.json")
 # What a kill may leave before there is a run.
 LEFT = (LOCK, "config.json.tmp", f"{MODEL}.tmp")
 # Files that may exist before D_0.

@@ -11,13 +11,27 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coevolve_jax.comparison import bundle, cell_files, leaderboard, notes, plan_file, testbed, variations
+from coevolve_jax import build
+from coevolve_jax.comparison import (
+    bundle,
+    cell_files,
+    leaderboard,
+    notes,
+    plan_file,
+    results,
+    testbed,
+    variations,
+)
 from coevolve_jax.comparison.plan import Cell, cells
 from coevolve_jax.config import load_file, override
+from coevolve_jax.loop import initial
+from coevolve_jax.records.files import read_lines, write_lines
+from coevolve_jax.records.workdir import BEGINNING
 from tests.comparison.test_comparison import SMALL
 from tests.support import forked
 from tests.support.paths import ROOT
@@ -63,6 +77,7 @@ def follow(words: list[str], home: Path, environ) -> str:
         "--seeds=0:4": ["--seeds=0"],
         "--seeds=200:210": ["--seeds=0"],
         "--arms=ARMS": ["--arms=random"],
+        "--join=docs/results/bundles/bfcl": ["--join=runs/random"],
     }  # fmt: skip
     program = [
         new for word in words for new in swap.get(word, [word.replace("configs/", f"{ROOT}/configs/")])
@@ -99,6 +114,7 @@ def rows(path: Path) -> list[dict]:
 def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, quick):
     read, enter, again = commands(GUIDE)[3:]
     theirs = home / "runs" / "arena_test"
+    forge(home / "runs" / "half_solved", home / "runs" / "random", of_random)
     assert "runs/half_solved_test holds 2 of 2 cells" in follow(read, home, quick)
     said = follow(enter, home, quick)
     joined = home / "runs" / "leaderboard"
@@ -199,6 +215,11 @@ def forge(source: Path, target: Path, edit) -> Path:
     return target
 
 
+def of_random(made, files):
+    """An edit that leaves the cell of `random` alone."""
+    made["cells"] = [entry for entry in made["cells"] if entry["arm"] == "random"]
+
+
 def changed(name: str, change, arm: str = NAME):
     """An edit of one cell's file: of its value, or of the list of its lines' values."""
 
@@ -246,6 +267,34 @@ def first_task(counts):
 CELL = rf"{NAME}, seed 0: "
 UP = f"{CELL}its numbers do not add up .*"
 AGAIN = ".*ask for the bundle that python experiments/compare.py --bundle wrote, or leave it out"
+
+
+def test_an_arm_begins_with_the_tasks_of_a_bundle_whatever_this_code_would_explore(home, tmp_path, quick):
+    """As if earlier code had made the bundle: its first tasks are in another order."""
+
+    def edit(made, files):
+        of_random(made, files)
+        changed("tasks.jsonl", lambda rows: rows.insert(0, rows.pop(1)), "random")(made, files)
+
+    forge(home / "runs" / "half_solved", tmp_path / "older", edit)
+    folder = tmp_path / "comparison"
+    words = ["python", "experiments/compare.py", "--config=configs/leaderboard_bfcl.py", "--seeds=0:4"]
+    flags = ["--arms=random,static", "--run=static", f"--join={tmp_path / 'older'}", f"--workdir={folder}"]
+    assert "1 cells of this comparison's own arms" in follow([*words, *flags], home, quick)
+    theirs, ours = (Cell(arm, 0).workdir(folder) for arm in ("random", "static"))
+    assert results.start_digests(ours) == results.start_digests(theirs)
+    first = lambda run: [task["id"] for task in read_lines(run / "tasks.jsonl")][:4]
+    assert first(ours) == first(theirs) == [f"initial-0-{n}" for n in (1, 0, 2, 3)]
+    made = lambda run: json.loads((run / "ledger.json").read_text())["initial"]
+    assert made(ours) == made(theirs) and made(ours)["environment_steps"] > 0
+    assert {row["arm"] for row in rows(folder / "outcomes.csv")} == {"random", "static"}
+
+    given = Cell("static", 0).start(folder) / BEGINNING
+    tasks = list(read_lines(given / "tasks.jsonl"))
+    tasks[2]["turns"][0]["calls"][0]["name"] = "no_such_tool"
+    write_lines(given / "tasks.jsonl", tasks)
+    with build.env_pool(CONFIG) as pool, pytest.raises(ValueError, match=f"Task {tasks[2]['id']} of .*bfcl"):
+        initial.begun_elsewhere(CONFIG, given, SimpleNamespace(env_pool=pool))
 
 
 @pytest.mark.parametrize(
