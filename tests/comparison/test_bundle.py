@@ -270,7 +270,7 @@ AGAIN = ".*ask for the bundle that python experiments/compare.py --bundle wrote,
 
 
 def test_an_arm_begins_with_the_tasks_of_a_bundle_whatever_this_code_would_explore(home, tmp_path, quick):
-    """As if earlier code had made the bundle: its first tasks are in another order."""
+    """The bundle is as earlier code would have made it: its first tasks are in another order."""
 
     def edit(made, files):
         of_random(made, files)
