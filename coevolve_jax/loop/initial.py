@@ -113,11 +113,18 @@ def begun_elsewhere(
 ) -> tuple[list[Task], TaskPool, SynthesisStats]:
     """The held-out tasks, D_0 and the statistics of making it, of the run whose files BEGUN lie in `folder`.
 
-    They may be none that this version of the code would explore. Raises ValueError for a task that no longer
-    passes in the environment, or that D_0 does not take.
+    They may be somebody else's, and none that this version of the code would explore. Raises ValueError for a
+    task in a scenario of another split, one that does not pass in the environment, or that D_0 does not take.
     """
     held_out, tasks = read_held_out(folder), task_pool(config, config.data.max_tasks or None)
     first = [task for task in TaskPool.read(folder / "tasks.jsonl") if task.lineage.kind == "initial"]
+    for found, scenarios in ((held_out, build.held_out_scenarios(config)), (first, build.scenarios(config))):
+        own = {canonical(scenario.scenario) for scenario in scenarios}
+        if strange := [task.id for task in found if canonical(task.scenario) not in own]:
+            raise ValueError(
+                f"Task {strange[0]} of {folder} is in no scenario of its split of the environment "
+                f"{config.environment.name!r}: use the versions of the packages with which it was made."
+            )
     refusals, given = [*(None for _ in held_out), *tasks.add(first)], [*held_out, *first]
     runs = execute(synthesizer.env_pool, given)
     for task, refusal, run in zip(given, refusals, runs, strict=True):

@@ -292,9 +292,15 @@ def test_an_arm_begins_with_the_tasks_of_a_bundle_whatever_this_code_would_explo
     given = Cell("static", 0).start(folder) / BEGINNING
     tasks = list(read_lines(given / "tasks.jsonl"))
     tasks[2]["turns"][0]["calls"][0]["name"] = "no_such_tool"
-    write_lines(given / "tasks.jsonl", tasks)
-    with build.env_pool(CONFIG) as pool, pytest.raises(ValueError, match=f"Task {tasks[2]['id']} of .*bfcl"):
-        initial.begun_elsewhere(CONFIG, given, SimpleNamespace(env_pool=pool))
+    for scenario, why in (
+        (tasks[2]["scenario"], "does not pass in .*step_failed"),
+        ({}, "is in no scenario"),
+    ):
+        tasks[2]["scenario"] = scenario
+        write_lines(given / "tasks.jsonl", tasks)
+        why = f"Task {tasks[2]['id']} of .* {why}"
+        with build.env_pool(CONFIG) as pool, pytest.raises(ValueError, match=why):
+            initial.begun_elsewhere(CONFIG, given, SimpleNamespace(env_pool=pool))
 
 
 @pytest.mark.parametrize(
