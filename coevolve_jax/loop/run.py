@@ -17,6 +17,7 @@
     weights/             with config.engine.url: weights for the servers there (rollout/sglang/push.py)
     failure.json         if the run has diverged: the step and why
     warm_start/          with config.warm_start: the policy before RL (loop/warm_start.py)
+    beginning/           of a comparison's start: the run whose first tasks it has (initial.begun_elsewhere)
 
 With a model as explorer:
 
